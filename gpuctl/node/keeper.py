@@ -1,0 +1,159 @@
+"""The keeper: one per attempt, the job's parent, a child subreaper, so that orphans of orphans stay its descendants.
+
+It starts the job, records its raw wait status, stays until it has no children, and starts a new supervisor where the
+old one died. It does not inherit the run's lock and carries no GPUCTL_* variable. The forked job waits on a pipe until
+the supervisor has journaled it; end of file there means: exit without exec. So a crash at any point starts no job twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, Optional
+
+from gpuctl.node import clock, program
+from gpuctl.node.processes import find
+
+PR_SET_CHILD_SUBREAPER = 36
+RETRY_S = 1.0
+RESTART_BACKOFF_S = (0.0, 0.2, 1.0, 5.0, 30.0)
+OOM_SCORE_ADJ = "500"  # the kernel's OOM killer should take the job before its watchdog
+
+
+def become_subreaper() -> None:
+    """From now on orphaned descendants become children of this process. Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def main() -> int:
+    """Runs one attempt. Its order is a JSON line on stdin; `report_fd` and `go_fd` are inherited pipes."""
+    order: Dict[str, Any] = json.loads(sys.stdin.readline())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(ignored, signal.SIG_IGN)
+    become_subreaper()
+    folder = os.open(order["attempt_dir"], os.O_RDONLY | os.O_DIRECTORY)
+    started = clock.boottime()
+    job = os.fork()
+    if job == 0:
+        _become_job(order)
+    os.close(order["go_fd"])
+    found = find(job)
+    report = {"pid": job, "start": found.id.start if found else 0}
+    os.write(order["report_fd"], (json.dumps(report) + "\n").encode())
+    os.close(order["report_fd"])
+    guard = threading.Thread(target=_guard, args=(order,), daemon=True)
+    guard.start()
+    _reap(job, folder, started)
+    return 0
+
+
+def _become_job(order: Dict[str, Any]) -> None:
+    """In the forked child: waits for the word, then becomes the job's shell. Never returns."""
+    try:
+        os.setsid()
+        for restored in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(restored, signal.SIG_DFL)
+        os.close(order["report_fd"])
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if os.read(order["go_fd"], 1) != b"g":
+            os._exit(0)  # the supervisor died before it had journaled us: nothing was started
+        with open("/proc/self/oom_score_adj", "w") as adjust:
+            adjust.write(OOM_SCORE_ADJ)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.closerange(3, 256)
+        os.chdir("/")
+        os.execve(order["argv"][0], order["argv"], {**order["env"], **order["secrets"]})
+    except BaseException as error:  # noqa: BLE001  (a forked child must not run the parent's code any further)
+        os.write(2, f"gpuctl: the job could not be started: {error}\n".encode())
+    os._exit(127)
+
+
+def _reap(job: int, folder: int, started: float) -> None:
+    """Collects children until there are none; the job's own status is written down at once."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+        if pid == job:
+            _record(folder, pid, status, started)
+
+
+def _record(folder: int, pid: int, status: int, started: float) -> None:
+    """Writes exit.json aside and renames it. By folder descriptor: the folder may have been renamed meanwhile."""
+    exited = os.WIFEXITED(status)
+    ended = clock.boottime()
+    data = json.dumps({
+        "pid": pid,
+        "status": status,
+        "exit_code": os.WEXITSTATUS(status) if exited else None,
+        "signal": None if exited else os.WTERMSIG(status),
+        "ended": clock.now(),
+        "ended_mono_s": round(ended, 3),
+        "duration_s": round(ended - started, 3),
+    }).encode()  # fmt: skip
+    while True:
+        try:
+            aside = os.open("exit.json.aside", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder)
+            try:
+                os.write(aside, data)
+                os.fsync(aside)
+            finally:
+                os.close(aside)
+            os.rename("exit.json.aside", "exit.json", src_dir_fd=folder, dst_dir_fd=folder)
+            return
+        except OSError:
+            time.sleep(RETRY_S)  # a full disk: the supervisor is freeing its reserve, or a person makes room
+
+
+def _guard(order: Dict[str, Any]) -> None:
+    """Waits for the run's lock to come free (a supervisor died, whoever started it) and starts the next supervisor."""
+    failures = 0
+    while True:
+        lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.close(lock)
+        answer = start_supervisor(order["run_dir"], order["secrets"])
+        if answer == "ended":
+            return
+        failures = 0 if answer == "watching" else failures + 1
+        time.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S) - 1)])
+
+
+def start_supervisor(run_dir: str, secrets: Optional[Dict[str, str]], *, deadline_s: float = 20.0) -> str:
+    """Starts a supervisor in a session of its own and waits for its first word.
+
+    `watching`: it has the lock and has journaled what it found; `ended`: the run is over; `taken`: another supervisor
+    has the lock; `failed`: it died or was silent for `deadline_s`.
+    """
+    with open(os.path.join(run_dir, "supervisor.err"), "ab") as errors:
+        child = subprocess.Popen(
+            program.argv("supervise", run_dir),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            env=program.own_environment(), cwd="/", start_new_session=True,
+        )  # fmt: skip
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(json.dumps({"secrets": secrets}).encode() + b"\n")
+        child.stdin.close()
+    except OSError:
+        return "failed"
+    word: list[bytes] = []
+    reader = threading.Thread(target=lambda: word.append(child.stdout.readline()), daemon=True)  # type: ignore[union-attr]
+    reader.start()
+    reader.join(deadline_s)
+    answer = word[0].decode().strip() if word else ""
+    return answer if answer in ("watching", "ended", "taken") else "failed"
