@@ -1,0 +1,287 @@
+"""Who has which GPU: records in a machine-wide folder, so that two accounts exclude each other too.
+
+One file a run, written and removed by its owner, changed only under a short flock on the folder itself. A lease ends
+when its run ends or when this life of the machine does; never because a process died: a run without its supervisor
+still has its GPUs. A ticket is a place in the queue for GPUs that are taken.
+
+The folder is world-writable and sticky, so it may hold anything that anyone put there: nothing in it is followed
+(links), created over (fs.protected_regular forbids it) or believed about its owner (the file system says who that is).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import stat
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+
+from gpuctl.node.clock import boottime
+from gpuctl.node.folders import RUN_ID, StateFolder, expand
+from gpuctl.node.journal import read
+from gpuctl.node.machine import Machine, identity, process_start
+from gpuctl.node.refusal import UNFIT, Refusal
+from gpuctl.wire.life import fold
+from gpuctl.wire.nodespec import NodeSpec
+from gpuctl.wire.word import Word
+
+FALLBACK_IN = "/tmp"  # noqa: S108  (shared on purpose, and checked as such)
+LOCK_DEADLINE_S = 10.0
+UNBORN_S = 60.0
+"""A lease is taken before its run's folder is renamed into place; a caller that dies between leaves one without."""
+
+
+@dataclass(frozen=True)
+class Record(Word):
+    """What leases and tickets share. `state_dir` is where the run's journal is; `user` comes from the file's owner."""
+
+    run: str
+    gpus: List[str]  # UUIDs; of a ticket those that would do
+    machine: Dict[str, Any]
+    state_dir: str
+    mono_s: float  # when it was written
+    share: bool = False
+    user: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Lease(Record):
+    """A run's hold on its GPUs."""
+
+
+@dataclass(frozen=True)
+class Ticket(Record):
+    """A run's place in the queue, good as long as the process that waits lives: a dead one lets others pass."""
+
+    count: int = 1  # how many of `gpus` it wants
+    since: str = ""  # when the run was created: a queue rebuilt after a restart keeps its order
+    pid: int = 0
+    start: Optional[int] = None
+
+    @property
+    def order(self) -> Tuple[str, str]:
+        return (self.since, self.run)
+
+
+class Taken(Exception):
+    """Other runs hold some of the GPUs that were asked for."""
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        self.leases = list(leases)
+        super().__init__("; ".join(f"{lease.run} ({lease.user}) holds {len(lease.gpus)} GPU(s)" for lease in leases))
+
+    @property
+    def hint(self) -> str:
+        records = ", ".join(lease.path for lease in self.leases)
+        return f"wait for it with --queue; should that run be no more, its record is {records}"
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Leases:
+    def __init__(self, node: NodeSpec, machine: Optional[Machine] = None, *, fallback_in: str = FALLBACK_IN) -> None:
+        self.machine = machine if machine is not None else identity()
+        self._state_dir = StateFolder(node).path
+        self.folder = _shared_folder(expand(node.lock_dir), fallback_in)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """No one else changes anything meanwhile. Hold it for milliseconds: look, take, let go. Not reentrant."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _flock(fd, self.folder)
+            yield
+        finally:
+            os.close(fd)
+
+    def held(self) -> Dict[str, List[Lease]]:
+        """Who holds what, by GPU UUID. More than one lease on a GPU means that they share it."""
+        by_gpu: Dict[str, List[Lease]] = {}
+        for lease in self.leases():
+            for uuid in lease.gpus:
+                by_gpu.setdefault(uuid, []).append(lease)
+        return by_gpu
+
+    def leases(self) -> List[Lease]:
+        return [lease for lease in self._records(Lease) if not self._over(lease)]
+
+    def take(self, uuids: Iterable[str], run: str, share: bool = False) -> None:
+        """Give these GPUs to the run, instead of those that it had. To be called in `locked()`. Raises `Taken`."""
+        wanted = list(uuids)
+        held = self.held()
+        others = [lease for uuid in wanted for lease in held.get(uuid, []) if lease.run != run]
+        in_the_way = [lease for lease in others if not (share and lease.share)]
+        if in_the_way:
+            raise Taken(list({lease.path: lease for lease in in_the_way}.values()))
+        self._write(Lease(run, wanted, self.machine.to_json(), self._state_dir, boottime(), share))
+
+    def release(self, run: str) -> None:
+        """Also where it holds nothing."""
+        _remove(self._path(Lease, run))
+
+    def enqueue(self, run: str, gpus: Sequence[str], count: int, since: str) -> None:
+        """A place in the queue, by `since` (the run's creation), while this process lives. Again: the same place."""
+        me = os.getpid()
+        self._write(
+            Ticket(
+                run,
+                list(gpus),
+                self.machine.to_json(),
+                self._state_dir,
+                boottime(),
+                count=count,
+                since=since,
+                pid=me,
+                start=process_start(me),
+            )
+        )
+
+    def ahead(self, run: str, gpus: Optional[Sequence[str]] = None) -> List[Ticket]:
+        """The tickets that come before this run's and could want one of the same GPUs (of its own ticket's, unless
+        `gpus` says others). For a run without a ticket: all that wait for those."""
+        tickets = sorted(self.tickets(), key=lambda ticket: ticket.order)
+        own = next((ticket for ticket in tickets if ticket.run == run), None)
+        wanted = set(gpus if gpus is not None else own.gpus if own else [])
+        before = tickets if own is None else tickets[: tickets.index(own)]
+        return [ticket for ticket in before if wanted.intersection(ticket.gpus)]
+
+    def place(self, run: str) -> Optional[int]:
+        """1 is the next; None for a run that does not wait."""
+        return len(self.ahead(run)) + 1 if any(ticket.run == run for ticket in self.tickets()) else None
+
+    def leave(self, run: str) -> None:
+        """Give up the place in the queue, also where there is none."""
+        _remove(self._path(Ticket, run))
+
+    def tickets(self) -> List[Ticket]:
+        return [ticket for ticket in self._records(Ticket) if _alive(ticket.pid, ticket.start)]
+
+    def _path(self, kind: Type[Record], run: str) -> str:
+        # The owner is part of the name, since two accounts could think of the same run id.
+        return os.path.join(self.folder, f"{run}.{os.getuid()}.{kind.__name__.lower()}")
+
+    def _records(self, kind: Type[R]) -> List[R]:
+        """Those of this life of the machine, whoever wrote them."""
+        ending = f".{kind.__name__.lower()}"
+        records = []
+        for name in sorted(os.listdir(self.folder)):
+            record = _read(kind, os.path.join(self.folder, name)) if name.endswith(ending) else None
+            if record is not None and self.machine.same_life(Machine.from_json(record.machine)):
+                records.append(record)
+        return records
+
+    def _write(self, record: Record) -> None:
+        path = self._path(type(record), record.run)
+        aside = os.path.join(self.folder, f".{os.path.basename(path)}.{os.getpid()}")
+        _remove(aside)
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with open(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o644)  # whatever the umask says: other accounts must see it
+            json.dump(record.to_json(), file)
+        os.rename(aside, path)
+
+    def _over(self, lease: Lease) -> bool:
+        """Has its run ended, as far as we may look? Another account's journal is closed to us: then it has not."""
+        try:
+            os.listdir(os.path.join(lease.state_dir, "runs"))
+            folder = os.path.join(lease.state_dir, "runs", lease.run)
+            if not os.path.isdir(folder):
+                return boottime() - lease.mono_s > UNBORN_S
+        except OSError:
+            return False
+        return fold(read(os.path.join(folder, "journal.jsonl"))).over
+
+
+def _shared_folder(wanted: str, fallback_in: str) -> str:
+    """The one folder that all accounts of this machine agree on: `wanted`, or where the first of them could not make
+    that, one in /tmp, which those who come later then use too."""
+    fallback = os.path.join(fallback_in, "gpuctl" + wanted.replace("/", "-"))
+    for path in (wanted, fallback):
+        if os.path.lexists(path):
+            return _checked(path)
+    for path in (wanted, fallback):
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+                os.chmod(path, 0o1777)  # noqa: S103  (all accounts; whatever the umask says)
+            return _checked(path)
+    raise Refusal(UNFIT, f"can make neither {wanted} nor {fallback}", "make one of them, mode 1777")
+
+
+def _checked(path: str) -> str:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise Refusal(UNFIT, f"{path} is not a folder", "remove it; gpuctl makes a folder there, mode 1777")
+    shared = found.st_mode & 0o1002 == 0o1002
+    if not shared and found.st_uid != os.getuid():
+        raise Refusal(
+            UNFIT, f"{path} is closed to us: its mode is {stat.S_IMODE(found.st_mode):o}", f"chmod 1777 {path}"
+        )
+    return path
+
+
+def _flock(fd: int, path: str) -> None:
+    """With a deadline, since any account could hold it for ever."""
+    deadline = time.monotonic() + LOCK_DEADLINE_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise Refusal(
+                    UNFIT,
+                    f"a process has held the lock of {path} for {LOCK_DEADLINE_S:.0f} s",
+                    f"`fuser -v {path}` names it",
+                ) from None
+            time.sleep(0.002)
+
+
+def _read(kind: Type[R], path: str) -> Optional[R]:
+    """None where there is no record of ours: gone meanwhile, a link, not our words."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        try:
+            data = json.loads(file.read(1 << 20))
+            record = kind.from_json({**data, "user": _user(found.st_uid), "path": path})
+            Machine.from_json(record.machine)
+        except (ValueError, TypeError, AttributeError):
+            return None
+    return record if RUN_ID.fullmatch(record.run) else None
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _alive(pid: int, start: Optional[int]) -> bool:
+    seen = process_start(pid)
+    if seen is not None and start is not None:
+        return seen == start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another account's, hidden from us: it exists
+    return True
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
