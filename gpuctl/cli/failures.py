@@ -1,0 +1,81 @@
+"""Every way in which a command can end, turned into an exit code and at most one message on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import click
+
+from gpuctl.cli import output
+from gpuctl.errors import GpuctlError
+
+INTERRUPTED = 130
+_PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
+
+
+class Interrupted(Exception):  # noqa: N818 - no error: the person pressed Ctrl-C
+    """Ctrl-C, after the command has said what was done and what goes on. Exit 130, no further message."""
+
+
+def reported(command: Callable[[], int | None]) -> int:
+    """Runs it; what it raises is told in one short message. The exit code."""
+    try:
+        code = command() or 0
+        sys.stdout.flush()
+    except Interrupted:
+        return INTERRUPTED
+    except (KeyboardInterrupt, click.Abort):
+        output.note("interrupted")
+        return INTERRUPTED
+    except click.exceptions.Exit as left:
+        return left.exit_code
+    except click.ClickException as wrong:
+        return _usage(wrong)
+    except BrokenPipeError:
+        # Whoever read us (`| head`) has what it wanted; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except GpuctlError as failure:
+        output.error(failure.what, failure.hint)
+        return failure.exit_code
+    except ExceptionGroup as group:
+        return reported(lambda: _raise(_first(group)))
+    except Exception as bug:  # noqa: BLE001 - the last resort: whatever it is, a person gets a message
+        return _bug(bug)
+    return code
+
+
+def _usage(wrong: click.ClickException) -> int:
+    if isinstance(wrong, click.exceptions.NoArgsIsHelpError):
+        output.note(wrong.format_message())
+        return 2
+    hint = ""
+    if isinstance(wrong, click.UsageError) and wrong.ctx is not None:
+        hint = f"see: {wrong.ctx.command_path} --help"
+    output.error(wrong.format_message(), hint)
+    return 2
+
+
+def _raise(error: Exception) -> int:
+    raise error
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """The error that a person should hear of: ours before others."""
+    ours, others = group.split(GpuctlError)
+    error: Exception = (ours or others or group).exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error
+
+
+def _bug(bug: Exception) -> int:
+    if os.environ.get("GPUCTL_TRACEBACK"):
+        traceback.print_exception(bug)
+    frame = traceback.extract_tb(bug.__traceback__)[-1]
+    output.error(
+        f"internal error: {type(bug).__name__}: {bug} ({os.path.basename(frame.filename)}:{frame.lineno})",  # noqa: PTH119
+        "this is a bug in gpuctl, please report it; GPUCTL_TRACEBACK=1 shows where",
+    )
+    return 1
