@@ -1,0 +1,33 @@
+"""A job as YAML: what `launch --dry-run` prints. Loading it gives the same job."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from gpuctl.spec.document import FLOAT
+from gpuctl.spec.job import Job
+
+
+class _Writer(yaml.SafeDumper):
+    """Quotes text that YAML 1.1 or 1.2 would read as something else, so that any reader gets the same job."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(writer: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else None  # where it can't be a block, PyYAML quotes it
+    return writer.represent_scalar("tag:yaml.org,2002:str", value, style)
+
+
+_Writer.add_representer(str, _text)
+_Writer.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"(?:{FLOAT.pattern})\Z"), list("-+.0123456789"))
+
+
+def to_yaml(job: Job) -> str:
+    """The job file that describes `job`, with what differs from the defaults."""
+    data = job.model_dump(by_alias=True, exclude_defaults=True)
+    return yaml.dump(data, Dumper=_Writer, sort_keys=False, width=10_000, allow_unicode=True)
