@@ -14,7 +14,7 @@ _RC = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fi
 
 def install() -> str:
     """Puts completion into the start file of the shell that runs us, once. What was done, in words."""
-    import shellingham  # here: only installation needs it
+    import shellingham  # type: ignore[import-untyped]  # here: only installation needs it
 
     try:
         shell, _path = shellingham.detect_shell()

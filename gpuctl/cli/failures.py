@@ -16,7 +16,7 @@ INTERRUPTED = 130
 _PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
 
 
-class Interrupted(Exception):  # noqa: N818 - no error: the person pressed Ctrl-C
+class Interrupted(Exception):
     """Ctrl-C, after the command has said what was done and what goes on. Exit 130, no further message."""
 
 
@@ -42,7 +42,8 @@ def reported(command: Callable[[], int | None]) -> int:
         output.error(failure.what, failure.hint)
         return failure.exit_code
     except ExceptionGroup as group:
-        return reported(lambda: _raise(_first(group)))
+        first = _first(group)
+        return reported(lambda: _raise(first))
     except Exception as bug:  # noqa: BLE001 - the last resort: whatever it is, a person gets a message
         return _bug(bug)
     return code

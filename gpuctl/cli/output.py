@@ -19,7 +19,8 @@ from typing import Any
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {
     "succeeded": "green", "running": "cyan", "loading": "cyan", "starting": "cyan", "queued": "blue",
-    "cleaning": "yellow", "relaunching": "yellow", "failed": "red", "blocked": "red", "lost": "red", "killed": "magenta",
+    "cleaning": "yellow", "relaunching": "yellow", "failed": "red", "blocked": "red", "lost": "red",
+    "killed": "magenta",
 }  # fmt: skip
 
 
@@ -47,6 +48,17 @@ def printable(text: str) -> str:
 def line(text: str) -> None:
     """One line of data."""
     print(printable(text) if sys.stdout.isatty() else text, flush=True)
+
+
+def to_terminal() -> bool:
+    """Whether a person sees stdout as it comes."""
+    return sys.stdout.isatty()
+
+
+def text(piece: str) -> None:
+    """A piece of text as it is, which `logview` made harmless."""
+    sys.stdout.write(piece)
+    sys.stdout.flush()
 
 
 def raw(data: bytes) -> None:

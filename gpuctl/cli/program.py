@@ -71,7 +71,9 @@ class Program(click.Group):
             raise click.UsageError(f"no command {word!r}: gpuctl's word for it is `gpuctl {ours}`", ctx)
         if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(word, COMMANDS, n=1)
-            raise click.UsageError(f"no command {word!r}" + (f"; did you mean `gpuctl {near[0]}`?" if near else ""), ctx)
+            raise click.UsageError(
+                f"no command {word!r}" + (f"; did you mean `gpuctl {near[0]}`?" if near else ""), ctx
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

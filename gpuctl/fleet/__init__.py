@@ -1,0 +1,1 @@
+"""Many nodes at once: asking them all, finding a run among them, placing a job, following runs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,18 +58,18 @@ class Store:
     def launched(self, run: str, job: str, node: str) -> None:
         """A run was launched from here, just now."""
         row = (run, job, node, datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
-        self._write(lambda: self._db.execute("INSERT OR IGNORE INTO launched VALUES (?, ?, ?, ?)", row))
+        self._write("INSERT OR IGNORE INTO launched VALUES (?, ?, ?, ?)", [row])
 
     def saw(self, node: str, rows: Iterable[dict[str, Any]]) -> None:
         """What a node just said of its runs (`RunRow`s as JSON)."""
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         facts = [(row["run"], node, row["state"], json.dumps(row), now) for row in rows]
-        self._write(lambda: self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", facts))
+        self._write("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", facts)
 
     def forget(self, run: str) -> None:
         """The run was removed from its node."""
-        self._write(lambda: self._db.execute("DELETE FROM seen WHERE run = ?", (run,)))
-        self._write(lambda: self._db.execute("DELETE FROM launched WHERE run = ?", (run,)))
+        self._write("DELETE FROM seen WHERE run = ?", [(run,)])
+        self._write("DELETE FROM launched WHERE run = ?", [(run,)])
 
     def newest(self) -> Launched | None:
         """The newest run launched from here."""
@@ -89,17 +89,21 @@ class Store:
         found = self._db.execute("SELECT run FROM launched UNION SELECT run FROM seen ORDER BY run")
         return [run for (run,) in found if run.startswith(begun)]
 
-    def _write(self, change: Callable[[], object]) -> None:
+    def _write(self, statement: str, rows: Sequence[tuple[str, ...]]) -> None:
+        if not rows:
+            return
         try:
-            change()
+            with self._db:
+                self._db.executemany(statement, rows)
         except sqlite3.Error as error:  # a full disk here is no reason to fail what was done on a node
             self.trouble = f"the local record of runs could not be written: {error}"
 
 
 def _connect(place: str) -> sqlite3.Connection:
-    db = sqlite3.connect(place, timeout=_PATIENCE_S, isolation_level=None)
+    db = sqlite3.connect(place, timeout=_PATIENCE_S)
     try:
         db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")  # a copy: a power cut may cost its last rows
         migrate(db)
     except BaseException:
         db.close()
