@@ -30,9 +30,7 @@ def login_environment() -> Dict[str, str]:
     environment = {"PATH": DEFAULT_PATH}
     for path in ("/etc/default/locale", "/etc/environment"):
         environment.update(_assignments(path))
-    environment.update(
-        HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name, SHELL=entry.pw_shell or "/bin/sh"
-    )
+    environment.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name, SHELL=entry.pw_shell or "/bin/sh")
     return environment
 
 

@@ -169,6 +169,7 @@ def finds(word: str, folder: str) -> bool:
 
 def code_of(folder: str) -> Optional[Dict[str, object]]:
     """The git commit of `folder` and whether it has uncommitted changes; None where it is no checkout."""
+
     def git(*words: str) -> Optional[str]:
         try:
             done = subprocess.run(

@@ -46,6 +46,18 @@ class Incident(Word):
 
     NESTED: ClassVar[Mapping[str, Type[Word]]] = {"evidence": Evidence}
 
+    def to_event(self) -> Dict[str, Any]:
+        """The fields of its `incident` event: `cls` is `class` there."""
+        fields = self.to_json()
+        evidence = [{"class": item.pop("cls"), **item} for item in fields.pop("evidence")]
+        return {"class": fields.pop("cls"), **fields, "evidence": evidence}
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Incident:
+        """The incident that an `incident` event tells of."""
+        evidence = [{**item, "cls": item.get("class", "unknown")} for item in event.get("evidence", [])]
+        return cls.from_json({**event, "cls": event["class"], "evidence": evidence})
+
 
 @dataclass(frozen=True)
 class Action(Word):

@@ -8,7 +8,7 @@ attempt, since parameters change from one to the next (`gpuctl.wire.braces`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, List, Mapping, Optional, Type, Union
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Type, Union
 
 from gpuctl.wire.word import Word
 
@@ -136,7 +136,7 @@ class RunSpec(Word):
     }
 
     @classmethod
-    def from_json(cls, data):  # type: ignore[no-untyped-def]
+    def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
         """As `Word.from_json`; `policy` maps to words or strings, so it is read here."""
         spec = super().from_json(data)
         budgets = {

@@ -1,0 +1,168 @@
+"""One attempt as the supervisor sees it: started under a keeper, followed by its processes' ids, ended once."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import time
+from typing import Any, Callable, Dict, Mapping, Optional
+
+from gpuctl.node import program
+from gpuctl.node.folders import AttemptFolder, RunFolder
+from gpuctl.node.processes import ProcessId, alive, children, find
+from gpuctl.wire.incidents import Exit
+
+START_DEADLINE_S = 30.0
+EXIT_DEADLINE_S = 10.0
+
+
+class NotStarted(Exception):
+    """The keeper could not be started, or said nothing in time."""
+
+
+class Attempt:
+    """`keeper` and `job` are None where they were gone before anyone could note their start."""
+
+    def __init__(self, folder: AttemptFolder, keeper: Optional[ProcessId], job: Optional[ProcessId]) -> None:
+        self.folder = folder
+        self.number = folder.number
+        self.keeper = keeper
+        self.job = job
+        self._status: Optional[int] = None  # where we reaped it ourselves
+
+    @classmethod
+    def of_event(cls, run: RunFolder, event: Mapping[str, Any]) -> Attempt:
+        """The attempt that an `attempt_started` event tells of."""
+        keeper = ProcessId(event["keeper"], event["keeper_start"]) if event.get("keeper") else None
+        job = ProcessId(event["pid"], event["pid_start"]) if event.get("pid") else None
+        return cls(run.attempt(event["attempt"]), keeper, job)
+
+    @property
+    def keeper_lives(self) -> bool:
+        return self.keeper is not None and alive(self.keeper)
+
+    @property
+    def job_lives(self) -> bool:
+        return self.job is not None and alive(self.job)
+
+    def top(self) -> Optional[ProcessId]:
+        """Who gets the stop signal first: the job's own first process; below a shell that waits, that is its child."""
+        if self.job is None or not alive(self.job):
+            return None
+        process = find(self.job.pid)
+        if process is None or process.comm not in ("bash", "sh", "dash"):
+            return self.job
+        below = [child for child in map(find, children(self.job.pid)) if child is not None and child.alive]
+        return min(below, key=lambda child: child.id.start).id if below else self.job
+
+    def exit(self) -> Optional[Exit]:
+        """How it ended; None while it runs. A status that nobody could read is an Exit without one, never a guess."""
+        written = self._written()
+        if written is not None:
+            return written
+        if self.keeper_lives:
+            return None  # it will write
+        reaped = self._reap()
+        if reaped is not None:
+            return reaped
+        if self.job_lives:
+            return None
+        return self._written() or Exit()
+
+    def wait_exit(self, pause: Callable[[float], None], deadline_s: float = EXIT_DEADLINE_S) -> Exit:
+        """Its exit, which is known to come; one without a status when it does not."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            found = self.exit()
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                return Exit()
+            pause(0.01)
+
+    def _written(self) -> Optional[Exit]:
+        data = self.folder.exit()
+        if data is None:
+            return None
+        return Exit(exit_code=data["exit_code"], signal=data["signal"], duration_s=data["duration_s"])
+
+    def _reap(self) -> Optional[Exit]:
+        """Where the keeper died, its orphans are ours (the supervisor is a subreaper too), and so is the status."""
+        if self.job is None:
+            return None
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.job.pid, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid == 0:
+                return None
+            self._status = status
+        if os.WIFEXITED(self._status):
+            return Exit(exit_code=os.WEXITSTATUS(self._status))
+        return Exit(signal=os.WTERMSIG(self._status))
+
+
+class Starting:
+    """A keeper with a job that waits for the word. `go` lets it run; dropping this without it ends both."""
+
+    def __init__(self, run: RunFolder, folder: AttemptFolder, order: Dict[str, Any]) -> None:
+        report_read, report_write = os.pipe()
+        go_read, self._go_write = os.pipe()
+        order = {**order, "report_fd": report_write, "go_fd": go_read}
+        try:
+            with open(os.path.join(run.path, "supervisor.err"), "ab") as errors:
+                keeper = subprocess.Popen(
+                    program.argv("keep"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors,
+                    pass_fds=(report_write, go_read), env=program.own_environment(), cwd="/", start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(report_write)
+            os.close(go_read)
+        found = find(keeper.pid)
+        assert keeper.stdin is not None
+        try:
+            keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            keeper.stdin.close()
+            report = _line(report_read, START_DEADLINE_S)
+        except OSError as error:
+            raise NotStarted(f"the keeper took no order: {error}") from error
+        finally:
+            os.close(report_read)
+        if report is None or found is None:
+            os.close(self._go_write)
+            raise NotStarted(f"the keeper did not start; {run.path}/supervisor.err may say why")
+        self.attempt = Attempt(folder, found.id, ProcessId(report["pid"], report["start"]))
+
+    def go(self) -> None:
+        os.write(self._go_write, b"g")
+        os.close(self._go_write)
+
+
+def _line(descriptor: int, deadline_s: float) -> Optional[Dict[str, Any]]:
+    """One JSON line from a pipe; None at its end or when the deadline has passed."""
+    data = b""
+    deadline = time.monotonic() + deadline_s
+    while not data.endswith(b"\n"):
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return None
+        piece = os.read(descriptor, 4096)
+        if not piece:
+            return None
+        data += piece
+    answer: Dict[str, Any] = json.loads(data)
+    return answer
+
+
+def set_aside(run: RunFolder, number: int) -> None:
+    """Moves a folder out of the way that a start left which never came to be journaled."""
+    folder = run.attempt(number)
+    if not os.path.isdir(folder.path):
+        return
+    for suffix in range(1, 1000):
+        aside = f"{folder.path}.not-started-{suffix}"
+        if not os.path.exists(aside):
+            os.rename(folder.path, aside)
+            return

@@ -1,0 +1,173 @@
+"""The supervisor's cleaning: ends what is provably the attempt's, then waits for the promise "empty" to come true."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+from gpuctl.node import faults
+from gpuctl.node.attempt import Attempt
+from gpuctl.node.clock import boottime
+from gpuctl.node.emptiness import Emptiness, wait_empty
+from gpuctl.node.processes import Process, ProcessId, find, scan
+from gpuctl.node.proof import Proof
+from gpuctl.node.reaper import end
+from gpuctl.wire.incidents import Exit
+from gpuctl.wire.requests import Request
+from gpuctl.wire.runspec import Stop
+
+if TYPE_CHECKING:
+    from gpuctl.node.supervisor import Supervisor
+
+EMPTY_DEADLINE_S = 10.0  # a killed process frees 100 GiB in 0.2 s; a driver that takes longer is in trouble
+BUSY_LOOK_S = (1.0, 2.0, 5.0, 10.0, 15.0)
+
+
+class Cleaning:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._of = supervisor
+        self._proof: Optional[Proof] = None
+        self.were_empty = True  # the GPUs, when the current attempt began
+
+    def open(self, attempt: Attempt) -> None:
+        """Begins the proof for an attempt; what it sees from now on counts."""
+        self._proof = self._new_proof()
+        if attempt.job is not None:
+            self._proof.remember(attempt.job)
+
+    def _new_proof(self) -> Proof:
+        of = self._of
+        me = find(os.getpid())
+        assert me is not None
+        return Proof(of.spec.run, of.state_dir, [*of.record.keepers, me.id], self._never(me.id))
+
+    def _never(self, me: ProcessId) -> List[ProcessId]:
+        sampler = self._of.telemetry.pid if self._of.telemetry is not None else None
+        found = find(sampler) if sampler is not None else None
+        return [me] if found is None else [me, found.id]
+
+    def clean_up(self, attempt: Attempt, request: Optional[Request], exit: Optional[Exit]) -> None:
+        """Ends what lives of the attempt, journals its exit, and verifies its GPUs. Safe to do twice."""
+        of = self._of
+        if exit is not None:
+            self._note_exit(exit)
+        of.record.write("cleaning", gpus=[device.index for device in of.placement.devices])
+        grace = request.grace_s if request is not None and request.grace_s is not None else of.spec.stop.grace_s
+        self._end(attempt, Stop(of.spec.stop.signal, grace), "of this run, which is being ended")
+        if exit is None:
+            self._note_exit(attempt.wait_exit(of.pause))
+        faults.reach(of.state_dir, "cleaned")
+        if of.placement.devices:
+            self._report(self._wait_empty(EMPTY_DEADLINE_S))
+
+    def await_empty(self) -> bool:
+        """Before an attempt: its GPUs hold nothing. Waits as `on_busy` says; False: the run has ended instead."""
+        of = self._of
+        self.were_empty = True
+        if not of.placement.devices:
+            return True
+        if self._proof is None:
+            self._proof = self._new_proof()
+        end_at = boottime() + of.spec.on_busy_wait_s
+        looks = 0
+        while True:
+            found = self._wait_empty(EMPTY_DEADLINE_S if looks == 0 and of.record.number else 1.0)
+            if found.empty:
+                self.were_empty = not of.spec.share or self._nothing_there()
+                if looks:
+                    self._report(found)
+                return True
+            if looks == 0:
+                self._report(found)
+                of.record.write("waiting", why=found.why, seconds=of.spec.on_busy_wait_s)
+            if boottime() >= end_at:
+                of.finish("blocked", f"its GPUs can't be emptied: {found.why}")
+                return False
+            pause = BUSY_LOOK_S[min(looks, len(BUSY_LOOK_S) - 1)]
+            if not of.pause_unless_asked(min(pause, max(0.1, end_at - boottime()))):
+                of.finish("killed", "killed on request while it waited for its GPUs")
+                return False
+            looks += 1
+
+    def with_left_behind(self, attempt: Attempt, exit: Exit) -> Exit:
+        """The exit, marked where the first process ended well but descendants live on and hold GPU memory."""
+        assert self._proof is not None
+        if exit.exit_code != 0 or not self._of.placement.devices:
+            return exit
+        living = self._proof.ours(scan())
+        if not living or self._nothing_there(of_pids=[process.id.pid for process in living]):
+            return exit
+        return Exit(exit.exit_code, exit.signal, exit.duration_s, left_behind=True)
+
+    def end_quietly(self, attempt: Attempt) -> None:
+        """Ends the attempt where nothing can be journaled any more."""
+        if self._proof is None:
+            self.open(attempt)
+        assert self._proof is not None
+        end(attempt.top(), self._proof, self._of.spec.stop, pause=time.sleep, on_kill=_ignore)
+
+    def _end(self, attempt: Attempt, stop: Stop, why: str) -> None:
+        of = self._of
+        assert self._proof is not None
+        self._proof.never = set(self._never(ProcessId(*_me())))
+
+        def on_kill(process: Process, signal: str, reason: str) -> None:
+            of.record.write("killed", pid=process.id.pid, name=process.comm, signal=signal, why=reason or why)
+
+        top = attempt.top()
+        end(top, self._proof, stop, pause=of.pause, on_kill=on_kill)
+
+    def _wait_empty(self, deadline_s: float) -> Emptiness:
+        of = self._of
+        assert of.telemetry is not None
+        return wait_empty(
+            of.telemetry, of.node, of.placement.devices, self._proof, deadline_s=deadline_s, pause=of.pause,
+            share=of.spec.share,
+        )  # fmt: skip
+
+    def _report(self, found: Emptiness) -> None:
+        of = self._of
+        for spared in found.spared:
+            of.record.write("spared", **spared)
+        if found.empty:
+            of.record.write("gpus_empty", after_s=found.after_s, gpus=[device.index for device in of.placement.devices])
+        else:
+            of.record.write("not_empty", failure=found.failure, why=found.why)
+
+    def _nothing_there(self, of_pids: Optional[List[int]] = None) -> bool:
+        """Whether the run's GPUs hold no more than they may; with pids: none of theirs, as far as NVML says."""
+        of = self._of
+        assert of.telemetry is not None
+        uuids = {device.uuid for device in of.placement.devices}
+        devices = [device for device in of.telemetry.sample().devices if device.uuid in uuids]
+        full = [device for device in devices if (device.memory_used_mib or 0) > of.node.idle_mib]
+        if of_pids is None:
+            return not full
+        named = {process.pid for device in full for process in device.processes or []}
+        return not full or (bool(named) and not named.intersection(of_pids) and not _dead(named))
+
+    def _note_exit(self, exit: Exit) -> None:
+        of = self._of
+        if of.record.exited is None:
+            fields: Dict[str, Any] = {
+                "exit_code": exit.exit_code, "signal": exit.signal, "duration_s": exit.duration_s,
+                "peak_mib": {str(index): mib for index, mib in sorted(of.eyes.peak_mib.items())},
+            }  # fmt: skip
+            of.record.write("attempt_exited", sync=True, **fields)
+            faults.reach(of.state_dir, "exit-journaled")
+
+
+def _me() -> ProcessId:
+    found = find(os.getpid())
+    assert found is not None
+    return found.id
+
+
+def _dead(pids: object) -> bool:
+    """Whether NVML names a pid that is gone: then the memory is held by somebody who inherited it."""
+    return any(find(pid) is None for pid in pids)  # type: ignore[attr-defined]
+
+
+def _ignore(*_: object) -> None:
+    """Where nothing can be written."""

@@ -1,0 +1,91 @@
+"""What a run's journal says of its attempts: the policy's memory, rebuilt from the truth each time a supervisor starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, Optional, Set
+
+from gpuctl.node.journal import Journal, read
+from gpuctl.node.processes import ProcessId
+from gpuctl.wire.incidents import AttemptRecord, Incident
+from gpuctl.wire.life import Life, advance
+
+
+class Record:
+    """The journal with what was learned from it. All that the supervisor writes goes through `write`."""
+
+    def __init__(self, path: str) -> None:
+        self.life = Life()
+        self.attempts: List[AttemptRecord] = []
+        self.answered: Set[str] = set()
+        self.keepers: List[ProcessId] = []  # of all attempts: an old one lives on as long as it has children
+        self.started: Optional[Mapping[str, Any]] = None  # the last attempt_started
+        self.exited: Optional[Mapping[str, Any]] = None  # the attempt_exited of that attempt
+        self.asked: Optional[Mapping[str, Any]] = None  # an accepted request that is not carried out yet
+        self.relaunch: Optional[Mapping[str, Any]] = None  # a relaunching event that no attempt followed yet
+        self.journal = Journal(path)
+        for event in read(path):
+            self._learn(event)
+
+    @property
+    def number(self) -> int:
+        """Of the last attempt that was started; 0 before the first."""
+        return self.attempts[-1].attempt if self.attempts else 0
+
+    def write(self, type: str, *, sync: bool = False, attempt: Optional[int] = None, **fields: Any) -> Dict[str, Any]:
+        event = self.journal.append(type, attempt or self.number or None, sync=sync, **fields)
+        self._learn(event)
+        return event
+
+    def _learn(self, event: Mapping[str, Any]) -> None:
+        self.life = advance(self.life, event)
+        learn = getattr(self, f"_on_{event['type']}", None)
+        if learn is not None:
+            learn(event)
+
+    def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
+        self.started, self.exited, self.relaunch = event, None, None
+        if event.get("keeper"):
+            self.keepers.append(ProcessId(event["keeper"], event["keeper_start"]))
+        self.attempts.append(
+            AttemptRecord(
+                attempt=event["attempt"],
+                params=dict(event.get("params", {})),
+                gpus_were_empty=event.get("gpus_were_empty", True),
+                requested=event.get("requested", False),
+            )
+        )
+
+    def _on_ready(self, event: Mapping[str, Any]) -> None:
+        self._loaded(event)
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        self._loaded(event)
+        self._amend(progressed=True)
+
+    def _loaded(self, event: Mapping[str, Any]) -> None:
+        if self.attempts and self.attempts[-1].loading_s is None and self.started is not None:
+            self._amend(loading_s=round(event["mono_s"] - self.started["mono_s"], 3))
+
+    def _on_incident(self, event: Mapping[str, Any]) -> None:
+        if event.get("fatal"):
+            self._amend(incident=Incident.from_event(event))
+
+    def _on_attempt_exited(self, event: Mapping[str, Any]) -> None:
+        self.exited = event
+        self._amend(duration_s=event.get("duration_s"))
+
+    def _on_relaunching(self, event: Mapping[str, Any]) -> None:
+        self.relaunch, self.asked = event, None
+
+    def _on_run_finished(self, event: Mapping[str, Any]) -> None:
+        self.asked = self.relaunch = None
+
+    def _on_request(self, event: Mapping[str, Any]) -> None:
+        self.answered.add(event["request"])
+        if event.get("accepted"):
+            self.asked = event
+
+    def _amend(self, **changes: Any) -> None:
+        if self.attempts:
+            self.attempts[-1] = replace(self.attempts[-1], **changes)

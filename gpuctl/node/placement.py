@@ -1,0 +1,119 @@
+"""Where a run stands on its node: its GPUs, its leases, its place in the queue."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Type
+
+from gpuctl.node import program
+from gpuctl.node.allocation import Busy, choose, wanted
+from gpuctl.node.folders import RunFolder
+from gpuctl.node.leases import Taken
+from gpuctl.node.refusal import Refusal
+from gpuctl.wire.nodespec import NodeSpec
+from gpuctl.wire.samples import DeviceSample
+from gpuctl.wire.word import Word
+
+if TYPE_CHECKING:
+    from gpuctl.node.supervisor import Supervisor
+
+LAUNCH_FILE = "launch.json"
+QUEUE_LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Launch(Word):
+    """What `start` decided, beside the spec: the node as it was then, and the GPUs that it leased."""
+
+    node: NodeSpec
+    gpus: List[Dict[str, Any]] = field(default_factory=list)  # {"index", "uuid"}
+    queued: bool = False
+
+    NESTED: ClassVar[Mapping[str, Type[Word]]] = {"node": NodeSpec}
+
+
+def read_launch(run: RunFolder) -> Launch:
+    with open(os.path.join(run.path, LAUNCH_FILE), encoding="utf-8") as file:
+        return Launch.from_json(json.load(file))
+
+
+class Placement:
+    """The supervisor's part of it: takes the leases before each attempt, or waits in the queue for them."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._of = supervisor
+        launch = read_launch(supervisor.run)
+        self._chosen = [gpu["uuid"] for gpu in launch.gpus]
+        self.devices: List[DeviceSample] = []
+
+    def devices_of(self, event: Mapping[str, Any]) -> None:
+        """The devices of an attempt that another supervisor started."""
+        self._chosen = list(event.get("uuids", []))
+        self.devices = [DeviceSample(index, uuid) for index, uuid in zip(event.get("gpus", []), self._chosen)]
+
+    def take(self) -> bool:
+        """The run's GPUs, leased. Waits in the queue where the launch said so; False: the run has ended instead."""
+        of = self._of
+        if of.telemetry is None:
+            self.devices = []
+            return True
+        waiting = False
+        while True:
+            try:
+                self._take_now()
+                return True
+            except Refusal as refusal:
+                of.finish("failed", refusal.what)
+                return False
+            except Busy as busy:
+                if not of.spec.queue:
+                    of.finish("blocked", busy.why)
+                    return False
+                if not waiting:
+                    of.leases.enqueue(of.spec.run, busy.uuids, wanted(of.spec) or len(busy.uuids), self._since())
+                    of.record.write("waiting", why=busy.why, queue=of.leases.place(of.spec.run))
+                    waiting = True
+            if not of.pause_unless_asked(QUEUE_LOOK_S):
+                of.finish("killed", "killed on request while it was queued")
+                return False
+
+    def _take_now(self) -> None:
+        of = self._of
+        assert of.telemetry is not None
+        sample = of.telemetry.sample()
+        with of.leases.locked():
+            held = of.leases.held()
+            mine = [device for device in sample.devices if device.uuid in self._chosen]
+            if not self._chosen or len(mine) < len(self._chosen):
+                mine = choose(of.spec, of.node, sample, held)
+            if of.spec.queue and not self._chosen:
+                ahead = of.leases.ahead(of.spec.run, [device.uuid for device in mine])
+                if ahead:
+                    raise Busy(f"{len(ahead)} run(s) are ahead in the queue", [device.uuid for device in mine])
+            try:
+                of.leases.take([device.uuid for device in mine], of.spec.run, of.spec.share)
+            except Taken as taken:
+                raise Busy(str(taken), [device.uuid for device in mine]) from taken
+            of.leases.leave(of.spec.run)
+        self.devices = sorted(mine, key=lambda device: device.index)
+        self._chosen = [device.uuid for device in self.devices]
+
+    def _since(self) -> str:
+        return self._of.record.life.created or ""
+
+
+def simulated_environment(node: NodeSpec) -> Dict[str, str]:
+    """What lets a job on a simulated node find the simulated GPUs, and the workloads in the bundle."""
+    if node.simulate is None:
+        return {}
+    from gpuctl.simulation.devices import resolved  # only simulated nodes pay for it
+
+    simulate = resolved(node).simulate
+    folder = simulate.folder if simulate is not None else None
+    unpacked = os.path.splitext(program.archive())[0]
+    return {
+        "GPUCTL_SIMULATION": str(folder),
+        "PYTHONPATH": unpacked if os.path.isdir(unpacked) else program.archive(),
+    }

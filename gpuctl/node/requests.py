@@ -1,0 +1,118 @@
+"""Requests: files written aside and renamed into `runs/<run>/requests/`, answered by the supervisor with an event."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Optional
+
+from gpuctl.node.folders import RunFolder, write_json
+from gpuctl.node.journal import Reader
+from gpuctl.node.keeper import start_supervisor
+from gpuctl.node.link import Link
+from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
+from gpuctl.node.waiter import Waiter
+from gpuctl.wire.life import Life
+from gpuctl.wire.requests import Request
+
+ANSWER_DEADLINE_S = 30.0
+LOOK_S = 0.5
+KINDS = ("kill", "relaunch")
+
+
+class Inbox:
+    """The supervisor's side."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+
+    def waiting(self) -> List[Request]:
+        """The requests that lie there, oldest first. A file that is no request is removed: nobody can be answered."""
+        found = []
+        for name in os.listdir(self.run.requests):
+            path = os.path.join(self.run.requests, name)
+            if not name.endswith(".json"):
+                continue
+            try:
+                with open(path, encoding="utf-8") as file:
+                    request = Request.from_json(json.load(file))
+                found.append((os.stat(path).st_mtime_ns, request.id, request))
+            except (ValueError, TypeError, OSError):
+                self._remove(path)
+        return [request for _, _, request in sorted(found, key=lambda item: item[:2])]
+
+    def done(self, request: Request) -> None:
+        self._remove(os.path.join(self.run.requests, f"{request.id}.json"))
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+
+def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]]) -> Dict[str, Any]:
+    """The caller's side: leaves the request, sees that a supervisor lives, and answers the event that answers it."""
+    if request.kind not in KINDS:
+        raise Refusal(BAD_USAGE, f"no such request: {request.kind}", f"there are {', '.join(KINDS)}")
+    reader = Reader(run.journal)
+    if not request.id.replace("-", "").isalnum():
+        raise Refusal(BAD_USAGE, "a request's id is letters, digits and dashes", "")
+    write_json(os.path.join(run.requests, f"{request.id}.json"), request.to_json())
+    waiter = Waiter()
+    waiter.watch(run.journal)
+    deadline = time.monotonic() + ANSWER_DEADLINE_S
+    try:
+        while True:
+            for event in reader.read():
+                if event["type"] == "request" and event.get("request") == request.id:
+                    if not event.get("accepted"):
+                        raise Refusal(event.get("code", FAILED), event.get("why", "refused"), event.get("hint", ""))
+                    return event
+            if not run.supervised():
+                start_supervisor(run.path, secrets)
+            if time.monotonic() > deadline:
+                raise _silent(run)
+            waiter.wait(LOOK_S)
+    finally:
+        waiter.close()
+
+
+def carried_out(run: RunFolder, request: Request, after: int, link: Link) -> Iterator[Mapping[str, Any]]:
+    """The journal's events after the answer, until what was asked for is done: the run's end; or the next attempt."""
+    reader = Reader(run.journal)
+    waiter = Waiter()
+    waiter.watch(run.journal)
+    try:
+        while True:
+            for event in reader.read():
+                if event["seq"] <= after:
+                    continue
+                yield event
+                if event["type"] == "run_finished" or (
+                    request.kind == "relaunch" and event["type"] == "attempt_started"
+                ):
+                    return
+            if not run.supervised():
+                start_supervisor(run.path, None)
+            link.wait(waiter, LOOK_S)
+    finally:
+        waiter.close()
+
+
+def _silent(run: RunFolder) -> Refusal:
+    return Refusal(
+        UNFIT,
+        f"the supervisor of {run.run} did not answer within {ANSWER_DEADLINE_S:.0f} s; the request stays and counts",
+        f"look at {run.path}/supervisor.err and at the machine's disk",
+    )
+
+
+def refusal_of(life: Life, kind: str) -> Optional[Dict[str, Any]]:
+    """Why a request can't be carried out in this state of the run; None where it can."""
+    if kind == "kill" and life.over:
+        return {"code": FAILED, "why": f"it has already ended: {life.state}", "hint": ""}
+    if kind not in KINDS:
+        return {"code": UNSAFE, "why": f"no such request: {kind}", "hint": ""}
+    return None

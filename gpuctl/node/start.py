@@ -1,0 +1,148 @@
+"""Verb `start`: from a run spec to a supervised run. Returns once the journal's first record is on the disk.
+
+The run's id comes from the caller, so a repeated request is the same run. What can be refused is refused here, before
+anything exists: a folder that is missing, a command that is not found, GPUs that are taken.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from gpuctl.node import program, shell
+from gpuctl.node.allocation import Busy, choose, eligible
+from gpuctl.node.folders import RunFolder, StateFolder, write_json
+from gpuctl.node.journal import read
+from gpuctl.node.keeper import start_supervisor
+from gpuctl.node.leases import Leases
+from gpuctl.node.machine import identity
+from gpuctl.node.placement import LAUNCH_FILE, Launch
+from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
+from gpuctl.node.telemetry import Telemetry
+from gpuctl.node.terminal import open_view
+from gpuctl.wire.life import row
+from gpuctl.wire.nodespec import NodeSpec
+from gpuctl.wire.runspec import RunSpec
+from gpuctl.wire.samples import DeviceSample
+
+
+def start(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
+    """`{"run": RunRow, "warnings": [...]}`. Raises Refusal."""
+    spec = RunSpec.from_json(request["spec"])
+    state = StateFolder(node)
+    folder = state.run(spec.run)
+    warnings: List[str] = []
+    if not os.path.isdir(folder.path):
+        state.ensure()
+        _check(spec)
+        warnings += _lingering()
+        folder = _create(spec, node, state)
+    _supervise(folder, dict(request.get("secrets") or {}))
+    if spec.launcher == "tmux":
+        open_view(folder.path)
+    return {"run": row(folder.spec(), read(folder.journal), here=identity().host).to_json(), "warnings": warnings}
+
+
+def _check(spec: RunSpec) -> None:
+    """What can be known before anything is started."""
+    known = shell.values(spec, spec.params, 1, 0, 0)
+    folder = shell.workdir(spec, known)
+    if not os.path.isdir(folder):
+        raise Refusal(BAD_USAGE, f"workdir {folder} does not exist on {spec.node}", "make it, or name another")
+    if not os.access(folder, os.X_OK):
+        raise Refusal(BAD_USAGE, f"workdir {folder} can't be entered on {spec.node}", "its permissions forbid it")
+    if spec.launcher == "tmux" and shutil.which("tmux", path=program.DEFAULT_PATH) is None:
+        raise Refusal(UNFIT, f"there is no tmux on {spec.node}", "install it there, or use `launcher: nohup`")
+    word = shell.missing_word(spec, known)
+    if word is not None:
+        other = "python3" if word == "python" and shell.finds("python3", folder) else None
+        raise Refusal(
+            BAD_USAGE,
+            f"command not found on {spec.node}: {word}",
+            f"there is {other}" if other else "give its whole path, or bring it into PATH in `setup`",
+        )
+
+
+def _create(spec: RunSpec, node: NodeSpec, state: StateFolder) -> RunFolder:
+    """Leases first, then the folder: a crash between leaves a lease that ends by itself."""
+    if spec.gpus == 0:
+        return _folder(state, spec, Launch(node))
+    with Telemetry(node, program.argv("sample")) as telemetry:
+        sample = telemetry.sample()
+    leases = Leases(node)
+    with leases.locked():
+        devices: Optional[List[DeviceSample]] = None
+        try:
+            devices = choose(spec, node, sample, leases.held())
+            if leases.ahead(spec.run, [device.uuid for device in devices]):
+                raise Busy("other runs are ahead in the queue", [device.uuid for device in devices])
+        except Busy as busy:
+            if not spec.queue:
+                raise Refusal(UNSAFE, busy.why, "`--queue` waits for them; `gpuctl gpus` shows who has them") from None
+            eligible(spec, node, sample)
+            devices = None
+        if devices is not None:
+            leases.take([device.uuid for device in devices], spec.run, spec.share)
+    chosen = [{"index": device.index, "uuid": device.uuid} for device in devices or []]
+    try:
+        return _folder(state, spec, Launch(node, chosen, queued=devices is None))
+    except BaseException:
+        leases.release(spec.run)
+        raise
+
+
+def _folder(state: StateFolder, spec: RunSpec, launch: Launch) -> RunFolder:
+    def fill(aside: RunFolder) -> None:
+        write_json(os.path.join(aside.path, LAUNCH_FILE), launch.to_json())
+
+    return state.create_run(spec, fill)[0]
+
+
+def _supervise(folder: RunFolder, secrets: Dict[str, str]) -> None:
+    """A supervisor for a run that has none. An ended run needs none."""
+    answer = "taken" if folder.supervised() else start_supervisor(folder.path, secrets)
+    if answer == "failed" and not read(folder.journal):
+        raise Refusal(FAILED, f"the supervisor of {folder.run} did not start", _last_error(folder))
+
+
+def _last_error(folder: RunFolder) -> str:
+    path = os.path.join(folder.path, "supervisor.err")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file.read().splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return f"{path}: {lines[-1]}" if lines else f"{path} is empty"
+
+
+def _lingering() -> List[str]:
+    """Where systemd-logind would end the run, or its shared memory, when this user logs out."""
+    if os.getuid() == 0 or not os.path.isdir("/run/systemd/system"):
+        return []
+    user = program.login_environment()["USER"]
+    if os.path.exists(f"/var/lib/systemd/linger/{user}"):
+        return []
+    kill, ipc = _logind()
+    ends = [what for what, on in (("ends this run's processes", kill), ("removes its /dev/shm files", ipc)) if on]
+    return [f"at logout, logind {' and '.join(ends)}: run `loginctl enable-linger {user}` there"] if ends else []
+
+
+def _logind() -> Tuple[bool, bool]:
+    """(KillUserProcesses, RemoveIPC) as logind.conf and its drop-ins set them; their defaults are no and yes."""
+    found = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
+    paths = ["/etc/systemd/logind.conf"]
+    for folder in ("/usr/lib/systemd/logind.conf.d", "/run/systemd/logind.conf.d", "/etc/systemd/logind.conf.d"):
+        if os.path.isdir(folder):
+            paths += sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".conf"))
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    name, equals, value = line.strip().partition("=")
+                    if equals and name in found:
+                        found[name] = value.strip().lower()
+        except OSError:
+            continue
+    on = ("yes", "true", "1", "on")
+    return found["KillUserProcesses"] in on, found["RemoveIPC"] in on

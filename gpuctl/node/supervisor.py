@@ -1,0 +1,390 @@
+"""The supervisor: one per run. Holds the run's lock for its life, is the journal's only writer, judges and acts.
+
+    recover ──► begin ──► watch ──► clean up ──► settle ──► begin … or finish
+    (journal)   (GPUs     (exit,    (signals,    (policy)
+                 leased,   incident, verified
+                 empty)    request)  empty)
+
+Each act is journaled before and after, so that a supervisor that dies anywhere is followed by one that goes on there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from gpuctl.node import faults, program, shell
+from gpuctl.node.attempt import Attempt, NotStarted, Starting, set_aside
+from gpuctl.node.callback import call_back
+from gpuctl.node.cleaning import Cleaning
+from gpuctl.node.clock import boottime
+from gpuctl.node.folders import RunFolder, StateFolder, try_lock, write_json
+from gpuctl.node.history import Record
+from gpuctl.node.journal import DiskFull
+from gpuctl.node.keeper import become_subreaper
+from gpuctl.node.leases import Leases
+from gpuctl.node.machine import Machine, identity
+from gpuctl.node.placement import Placement, read_launch, simulated_environment
+from gpuctl.node.processes import environ
+from gpuctl.node.requests import Inbox, refusal_of
+from gpuctl.node.telemetry import Telemetry
+from gpuctl.node.watching import Eyes, keep_standing
+from gpuctl.watchdog.policy import decide
+from gpuctl.wire import braces
+from gpuctl.wire.incidents import Action, Exit, Incident
+from gpuctl.wire.nodespec import NodeSpec
+from gpuctl.wire.requests import Request
+from gpuctl.wire.runspec import RunSpec
+
+LOOK_S = 1.0
+CALM = frozenset({"killed", "succeeded"})
+
+
+@dataclass
+class Ending:
+    """Why an attempt is over: it exited, an incident is confirmed, or somebody asked. Several may be true."""
+
+    exit: Optional[Exit] = None
+    incident: Optional[Incident] = None
+    request: Optional[Request] = None
+
+
+class Supervisor:
+    def __init__(self, run: RunFolder, secrets: Optional[Dict[str, str]]) -> None:
+        self.run = run
+        self.spec: RunSpec = run.spec()
+        self.node: NodeSpec = read_launch(run).node
+        self.state_dir = StateFolder(self.node).path
+        self.machine = identity()
+        self.record = Record(run.journal)
+        self.secrets = secrets
+        self.inbox = Inbox(run)
+        self.request: Optional[Request] = None
+        self.telemetry = Telemetry(self.node, program.argv("sample")) if self.spec.gpus != 0 else None
+        self.leases = Leases(self.node, self.machine)
+        self.eyes = Eyes(run, self.record, self.telemetry)
+        self.cleaning = Cleaning(self)
+        self.placement = Placement(self)
+
+    # ── the life ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def live(self) -> None:
+        """From wherever the journal stands to the run's end, and on, where somebody asks for a relaunch."""
+        attempt = self.resume()
+        self.read_requests()
+        while True:
+            if self.record.life.over and self.record.relaunch is None:
+                if not self.revived():
+                    break
+                attempt = None
+            if attempt is None:
+                attempt = self.begin()
+            if attempt is not None:
+                ending = self.watch(attempt)
+                self.cleaning.clean_up(attempt, ending.request, ending.exit)
+                self.settle(attempt, ending)
+                attempt = None
+        self.close()
+
+    def recover(self) -> str:
+        """Brings the journal up to the truth; `ended`, `elsewhere` (another machine's run) or `watching`."""
+        life = self.record.life
+        if life.seq == 0:
+            self.create()
+        elif life.machine and self.machine.elsewhere(Machine.from_json(life.machine)):
+            return "elsewhere"
+        elif life.over:
+            return "watching" if self.inbox.waiting() else "ended"
+        elif life.machine and not self.machine.same_life(Machine.from_json(life.machine)) and life.state != "queued":
+            self.finish("lost", "the machine was restarted while it ran")
+            return "watching" if self.inbox.waiting() else "ended"
+        else:
+            self.record.write("supervisor_started", pid=os.getpid(), machine=self.machine.to_json())
+        return "watching"
+
+    def create(self) -> None:
+        launch = read_launch(self.run)
+        self.record.write(
+            "run_created", sync=True, run=self.spec.run, job=self.spec.job, node=self.spec.node, by=self.spec.by,
+            machine=self.machine.to_json(), params=self.spec.params, gpus=[gpu["index"] for gpu in launch.gpus],
+            state="queued" if launch.queued else "starting", supervisor=os.getpid(),
+        )  # fmt: skip
+
+    def resume(self) -> Optional[Attempt]:
+        """The attempt that the journal left open; None where the next is to begin."""
+        if self.record.life.over or self.record.started is None or self.record.relaunch is not None:
+            return None
+        attempt = Attempt.of_event(self.run, self.record.started)
+        self.placement.devices_of(self.record.started)
+        if self.secrets is None and self.spec.secrets:
+            self.secrets = self._secrets_of(attempt)
+        self.open_eyes(attempt)
+        return attempt
+
+    def begin(self) -> Optional[Attempt]:
+        """The next attempt, running and journaled; None where the run ended instead, or is to be looked at anew."""
+        relaunch = self.record.relaunch or {}
+        params = dict(relaunch.get("params", self.record.life.params or self.spec.params))
+        missing = [name for name in self.spec.secrets if name not in (self.secrets or {})]
+        if missing:
+            self.finish(
+                "blocked",
+                f"the values of {', '.join(missing)} are gone with the processes that had them; "
+                f"`gpuctl relaunch {self.spec.run}` from a shell that has them hands them over",
+            )
+            return None
+        if not self.placement.take() or not self.cleaning.await_empty():
+            return None
+        number = self.record.number + 1
+        set_aside(self.run, number)
+        folder = self.run.attempt(number)
+        folder.create()
+        known = shell.values(self.spec, params, number, len(self.placement.devices), shell.free_port())
+        try:
+            starting = self._start(number, known, relaunch.get("env") or {})
+        except (NotStarted, OSError) as error:
+            self.finish("failed", f"attempt {number} could not be started: {error}")
+            return None
+        faults.reach(self.state_dir, "attempt-forked")
+        attempt = starting.attempt
+        assert attempt.keeper is not None and attempt.job is not None
+        self.record.write(
+            "attempt_started", sync=True, attempt=number, pid=attempt.job.pid, pid_start=attempt.job.start,
+            keeper=attempt.keeper.pid, keeper_start=attempt.keeper.start, params=params,
+            gpus=[device.index for device in self.placement.devices],
+            uuids=[device.uuid for device in self.placement.devices],
+            gpus_were_empty=self.cleaning.were_empty, requested=bool(relaunch.get("requested")),
+            code=shell.code_of(shell.workdir(self.spec, known)), machine=self.machine.to_json(),
+        )  # fmt: skip
+        faults.reach(self.state_dir, "attempt-journaled")
+        self.open_eyes(attempt)
+        starting.go()
+        faults.reach(self.state_dir, "attempt-told")
+        return attempt
+
+    def _start(self, number: int, known: Mapping[str, Any], added: Mapping[str, str]) -> Starting:
+        folder = self.run.attempt(number)
+        indices = [device.index for device in self.placement.devices]
+        exported = shell.environment(self.spec, known, attempt_dir=folder.path, indices=indices, added=added)
+        exported.update(simulated_environment(self.node))
+        script = os.path.join(folder.path, "job.sh")
+        with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(shell.script(self.spec, known, exported, resume=None))
+        with open(os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb"):
+            pass  # so that it can be followed from its first byte
+        keep_standing(folder.path, shell.workdir(self.spec, known), self._log_globs(known))
+        return Starting(self.run, folder, {
+            "run_dir": self.run.path,
+            "lock": self.run.lock,
+            "attempt_dir": folder.path,
+            "log": folder.log,
+            "argv": [*shell.login_shell(), script],
+            "env": {**program.login_environment(), **exported},
+            "secrets": self.secrets or {},
+        })  # fmt: skip
+
+    def open_eyes(self, attempt: Attempt) -> None:
+        spec = self.spec
+        known = shell.values(spec, self.record.life.params or spec.params, attempt.number, 0, 0)
+        uuids = [device.uuid for device in self.placement.devices]
+        self.eyes.open(attempt, spec, shell.workdir(spec, known), self._log_globs(known), uuids)
+        self.cleaning.open(attempt)
+
+    def _log_globs(self, known: Mapping[str, Any]) -> List[str]:
+        return [braces.render(pattern, known, quote=False) for pattern in self.spec.watch.logs]
+
+    def watch(self, attempt: Attempt) -> Ending:
+        """Until it exits, an incident is confirmed, its time is up, or somebody asks for its end."""
+        if self.record.exited is not None or self.record.asked is not None:
+            return self._ending_from_journal(attempt)
+        started = (self.record.started or {}).get("mono_s", boottime())
+        while True:
+            incidents = self.eyes.look(LOOK_S)
+            exit = attempt.exit()
+            if exit is not None:
+                faults.reach(self.state_dir, "exit-seen")
+                return self._exited(attempt, exit)
+            self.read_requests()
+            if self.request is not None:
+                return Ending(request=self.request)
+            if self.spec.timeout_s is not None and boottime() - started >= self.spec.timeout_s:
+                incidents.append(_timeout(self.spec.timeout_s))
+            if self.record.journal.short_of_room:
+                incidents.append(_disk_full(self.run.path))
+            for incident in incidents:
+                self.record.write("incident", **incident.to_event())
+                if incident.fatal and not self.spec.observe:
+                    return Ending(incident=incident)
+
+    def _exited(self, attempt: Attempt, exit: Exit) -> Ending:
+        exit = self.cleaning.with_left_behind(attempt, exit)
+        incident = self.eyes.verdict(exit)
+        if incident is not None:
+            self.record.write("incident", **incident.to_event())
+        return Ending(exit=exit, incident=incident)
+
+    def _ending_from_journal(self, attempt: Attempt) -> Ending:
+        """What the last supervisor had found out before it died."""
+        exited, asked = self.record.exited, self.record.asked
+        request = Request.from_json({**asked, "id": asked["request"]}) if asked else None
+        exit = None
+        if exited is not None:
+            exit = Exit(exited.get("exit_code"), exited.get("signal"), exited.get("duration_s"))
+        incident = self.record.attempts[-1].incident
+        if exit is None and incident is None and request is None:
+            exit = attempt.exit()
+        if incident is None and exit is not None and request is None:
+            incident = self.eyes.verdict(exit)
+        return Ending(exit, incident, request)
+
+    # ── what to do then ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def settle(self, attempt: Attempt, ending: Ending) -> None:
+        """After the clean-up: the run ends, or a `relaunching` event says how it goes on."""
+        self.eyes.close()
+        request, self.request = ending.request or self.request, None
+        if request is not None and request.kind == "kill" and not (ending.exit and ending.incident is None):
+            self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
+        elif request is not None and request.kind == "relaunch":
+            self.relaunch_as_asked(request)
+        elif ending.incident is not None:
+            history = self.record.attempts
+            self.act(decide(ending.incident, self.spec, self.record.life.params, history))
+        elif ending.exit is not None and ending.exit.exit_code is None and ending.exit.signal is None:
+            self.finish("lost", "it ended while nobody watched: its exit status can't be known")
+        else:
+            self.finish("succeeded", "it exited with code 0")
+
+    def act(self, action: Action) -> None:
+        if action.kind == "relaunch" and not self.spec.observe:
+            if action.delay_s > 0:
+                self.record.write("waiting", why=action.why, seconds=action.delay_s)
+                if not self.pause_unless_asked(action.delay_s):
+                    self.finish("killed", "killed on request while it waited to relaunch")
+                    return
+            self.record.write("relaunching", sync=True, params=action.params, why=action.why, env=action.env)
+            faults.reach(self.state_dir, "relaunch-journaled")
+        else:
+            self.finish(action.state or "failed", action.why)
+
+    def relaunch_as_asked(self, request: Request) -> None:
+        if request.spec is not None:
+            self.spec = RunSpec.from_json({**request.spec, "run": self.spec.run})
+            write_json(self.run.spec_file, self.spec.to_json())
+        params = {**(self.spec.params if request.spec is not None else self.record.life.params), **request.params}
+        why = f"asked for{f' by {request.by}' if request.by else ''}"
+        self.record.write("relaunching", sync=True, params=params, why=why, requested=True)
+
+    def finish(self, state: str, why: str) -> None:
+        """The run's last event. Its leases end with it."""
+        faults.reach(self.state_dir, "finish")
+        self.leases.leave(self.spec.run)
+        self.record.write("run_finished", sync=True, state=state, why=why)
+        self.leases.release(self.spec.run)
+        call_back(self.spec, self.node, self.record)
+
+    def revived(self) -> bool:
+        """Whether somebody asked for a relaunch of the run that has ended."""
+        self.read_requests()
+        request, self.request = self.request, None
+        if request is None or request.kind != "relaunch":
+            return False
+        self.relaunch_as_asked(request)
+        return True
+
+    # ── requests and waiting ────────────────────────────────────────────────────────────────────────────────────
+
+    def read_requests(self) -> None:
+        """Answers what lies in the inbox. An accepted request stands in `request` until it is carried out."""
+        for request in self.inbox.waiting():
+            if request.id not in self.record.answered:
+                refusal = refusal_of(self.record.life, request.kind)
+                if refusal is None and self.request is not None and request.kind != "kill":
+                    refusal = {"code": 1, "why": f"another request is being carried out: {self.request.kind}"}
+                fields = {**request.to_json(), **(refusal or {})}
+                fields.pop("id")
+                self.record.write("request", sync=True, request=request.id, accepted=refusal is None, **fields)
+                if refusal is None:
+                    self.request = request
+            self.inbox.done(request)
+
+    def pause(self, seconds: float) -> None:
+        """Waits, while logs are read and requests are answered."""
+        end = boottime() + seconds
+        while True:
+            self.eyes.look(max(0.0, end - boottime()))
+            self.read_requests()
+            if boottime() >= end:
+                return
+
+    def pause_unless_asked(self, seconds: float) -> bool:
+        """Waits; False as soon as somebody asks for the run's end. A relaunch that is asked for ends the wait too."""
+        end = boottime() + seconds
+        while boottime() < end:
+            self.eyes.look(max(0.0, min(LOOK_S, end - boottime())))
+            self.read_requests()
+            if self.request is not None:
+                return self.request.kind != "kill"
+        return True
+
+    def close(self) -> None:
+        if self.telemetry is not None:
+            self.telemetry.close()
+        self.record.journal.close()
+
+    def _secrets_of(self, attempt: Attempt) -> Optional[Dict[str, str]]:
+        """From the living job's environment, which no program can wipe there (SPT_NOENV)."""
+        known = environ(attempt.job.pid) if attempt.job is not None and attempt.job_lives else None
+        return {name: known[name] for name in self.spec.secrets if name in known} if known else None
+
+
+def _timeout(limit_s: float) -> Incident:
+    return Incident("timeout", True, advice=f"The attempt ran into its timeout of {limit_s:.0f} s and was ended.")
+
+
+def _disk_full(path: str) -> Incident:
+    return Incident("disk_full", True, advice=f"The disk that holds {path} is full. Make room there, then relaunch.")
+
+
+def supervise(run_dir: str, secrets: Optional[Dict[str, str]]) -> Tuple[str, Optional[Supervisor]]:
+    """Takes the run's lock and brings its journal up to the truth. `taken` where another supervisor lives."""
+    run = RunFolder(run_dir)
+    lock = try_lock(run.lock, patience_s=0.5)
+    if lock is None:
+        return "taken", None
+    become_subreaper()
+    supervisor = Supervisor(run, secrets)
+    return supervisor.recover(), supervisor
+
+
+def main(run_dir: str) -> int:
+    """Says one word on stdout (see `keeper.start_supervisor`), then lives on with its descriptors let go."""
+    order: Dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+    word, supervisor = supervise(run_dir, order.get("secrets"))
+    with contextlib.suppress(OSError):
+        os.write(1, f"{'ended' if word == 'elsewhere' else word}\n".encode())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    if word != "watching" or supervisor is None:
+        return 0
+    try:
+        supervisor.live()
+    except DiskFull:
+        return _last_words(supervisor)
+    return 0
+
+
+def _last_words(supervisor: Supervisor) -> int:
+    """The disk is full, the reserve too: the job is stopped all the same; what can't be written is on stderr."""
+    sys.stderr.write(f"{supervisor.run.path}: the disk is full, the journal could not be continued\n")
+    open_attempt: List[Attempt] = []
+    if supervisor.record.started is not None and supervisor.record.exited is None:
+        open_attempt = [Attempt.of_event(supervisor.run, supervisor.record.started)]
+    for attempt in open_attempt:
+        supervisor.cleaning.end_quietly(attempt)
+    return 1

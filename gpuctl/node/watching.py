@@ -1,0 +1,162 @@
+"""The supervisor's eyes: follows the attempt's logs, samples its GPUs, feeds the judge, journals what it notices.
+
+Everything that the supervisor waits for goes through `look`, so that logs are read and samples taken meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Dict, List, Optional, Sequence, Set
+
+from gpuctl.node.attempt import Attempt
+from gpuctl.node.clock import boottime
+from gpuctl.node.follower import Follower, Mark, Truncated, standing
+from gpuctl.node.folders import RunFolder, write_json
+from gpuctl.node.history import Record
+from gpuctl.node.telemetry import Telemetry
+from gpuctl.node.waiter import Waiter
+from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready
+from gpuctl.wire.incidents import Exit, Incident
+from gpuctl.wire.runspec import RunSpec
+from gpuctl.wire.samples import Sample
+
+SAMPLE_S = 1.0
+PROGRESS_S = 10.0
+STANDING = "standing.json"
+
+
+class Eyes:
+    """`telemetry` is None for a run without GPUs."""
+
+    def __init__(self, run: RunFolder, record: Record, telemetry: Optional[Telemetry]) -> None:
+        self.run = run
+        self.record = record
+        self.telemetry = telemetry
+        self.waiter = Waiter()
+        self.waiter.watch(run.requests)
+        self.last_sample: Optional[Sample] = None
+        self.peak_mib: Dict[int, int] = {}  # by index, of this attempt
+        self._judge: Optional[Judge] = None
+        self._follower: Optional[Follower] = None
+        self._uuids: List[str] = []
+        self._watched: Set[str] = set()
+        self._next_sample = 0.0
+        self._last_progress = 0.0
+        self._unwritten: Optional[Progress] = None
+
+    def open(self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str]) -> None:
+        """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
+        must know what the old one knew, and journal none of it twice."""
+        self._judge = Judge(spec.watch, type=spec.type)
+        self._follower = Follower()
+        self._follower.add(attempt.folder.log, "log")
+        self._follower.add_globs(attempt.folder.path, ("**/*.log",))
+        if globs:
+            self._follower.add_globs(workdir, globs, read_standing(attempt))
+        self._uuids = uuids
+        self.peak_mib = {}
+        self._unwritten, self._last_progress = None, 0.0
+        if self.record.life.attempt == attempt.number and self.record.life.state in ("loading", "running", "cleaning"):
+            self._read(quietly=self.record.attempts[-1].progressed or self.record.life.state != "loading")
+
+    def look(self, timeout_s: float) -> List[Incident]:
+        """Waits for something to happen, at most so long; reads, samples, journals; answers confirmed incidents."""
+        now = boottime()
+        due = self._next_sample - now if self._judge is not None else timeout_s
+        self.waiter.wait(max(0.0, min(timeout_s, due)))
+        self._read()
+        now = boottime()
+        if self._judge is None:
+            return []
+        if now >= self._next_sample:
+            self._next_sample = max(self._next_sample + SAMPLE_S, now + SAMPLE_S / 2)
+            self._sample()
+        return list(self._judge.tick(now))
+
+    def verdict(self, exit: Exit) -> Optional[Incident]:
+        """What the judge says of an ended attempt, once the last of its logs is read."""
+        assert self._judge is not None
+        self._read()
+        self._flush_progress()
+        return self._judge.exited(exit, boottime())
+
+    def close(self) -> None:
+        """Stops following the attempt."""
+        self._flush_progress()
+        if self._follower is not None:
+            self._follower.close()
+        for path in self._watched:
+            self.waiter.forget(path)
+        self._watched.clear()
+        self._judge = self._follower = None
+
+    def _sample(self) -> None:
+        assert self._judge is not None
+        if self.telemetry is None:
+            return
+        sample = self.telemetry.sample()
+        devices = [device for device in sample.devices if device.uuid in self._uuids]
+        for device in devices:
+            used = device.memory_used_mib
+            if used is not None:
+                self.peak_mib[device.index] = max(used, self.peak_mib.get(device.index, 0))
+        self.last_sample = Sample(
+            time=sample.time, mono_s=sample.mono_s, devices=devices, driver=sample.driver, error=sample.error,
+            xids=sample.xids,
+        )  # fmt: skip
+        self._judge.sample(self.last_sample)
+
+    def _read(self, *, quietly: bool = False) -> None:
+        if self._follower is None or self._judge is None:
+            return
+        while True:
+            pieces = self._follower.read()
+            for piece in pieces:
+                if isinstance(piece, Truncated):
+                    self.record.write("log_truncated", file=piece.source, lost_bytes=piece.lost_bytes)
+                    continue
+                for notice in self._judge.feed(piece.source, piece.data, boottime()):
+                    if not quietly:
+                        self._notice(notice)
+            if not pieces:
+                break
+        for path in self._follower.paths:
+            if path not in self._watched:
+                self._watched.add(path)
+                self.waiter.watch(path)
+
+    def _notice(self, notice: Notice) -> None:
+        if isinstance(notice, Progress):
+            self._progress(notice)
+        elif isinstance(notice, Ready):
+            self.record.write("ready", line=notice.line)
+        elif isinstance(notice, Loading):
+            if self.record.life.state == "starting":
+                self.record.write("loading")
+
+    def _progress(self, progress: Progress) -> None:
+        now = boottime()
+        self._unwritten = progress
+        if self._last_progress == 0.0 or now - self._last_progress >= PROGRESS_S:
+            self._last_progress = now
+            self._flush_progress()
+
+    def _flush_progress(self) -> None:
+        if self._unwritten is not None:
+            self.record.write("progress", done=self._unwritten.done, total=self._unwritten.total)
+            self._unwritten = None
+
+
+def keep_standing(attempt_dir: str, workdir: str, globs: Sequence[str]) -> None:
+    """Notes where the job's own log files end before the attempt starts: what stood there is not this attempt's."""
+    marks = standing(workdir, globs) if globs else {}
+    write_json(os.path.join(attempt_dir, STANDING), {path: mark.to_json() for path, mark in marks.items()})
+
+
+def read_standing(attempt: Attempt) -> Dict[str, Mark]:
+    try:
+        with open(os.path.join(attempt.folder.path, STANDING), encoding="utf-8") as file:
+            return {path: Mark.from_json(mark) for path, mark in json.load(file).items()}
+    except FileNotFoundError:
+        return {}
