@@ -109,6 +109,38 @@ def read(path: str, after: int = 0) -> List[Event]:
     return [event for event in Reader(path).read() if event["seq"] > after]
 
 
+def outline(path: str) -> List[Event]:
+    """All events but those of progress that the next one overtakes: as good as `read` to fold a life from, and much
+    faster for a run of days."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    lines: List[bytes] = []
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        if lines and _PROGRESS in lines[-1] and _PROGRESS in line:
+            lines.pop()
+        lines.append(line)
+    return [event for event in map(_parse, lines) if event is not None]
+
+
+def last(path: str) -> Optional[Event]:
+    """The last event, found from the end."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - ROOM))
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    whole = data[: data.rfind(b"\n") + 1].splitlines()
+    return next((event for event in map(_parse, reversed(whole)) if event is not None), None)
+
+
+_PROGRESS = b'"type": "progress"'
+"""As `append` writes it. Inside a string, JSON would escape the quotes."""
+
+
 def _parse(line: bytes) -> Optional[Event]:
     """None for a line that no writer wrote (a power cut can leave a hole of NULs): it must not hide those around it."""
     try:
