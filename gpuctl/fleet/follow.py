@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -41,10 +41,12 @@ async def follow_events(
                 yield event
 
 
-async def follow_request(agent: Agent, run: str, request: Request, *, lost: Told) -> AsyncGenerator[dict[str, Any]]:
+async def follow_request(
+    agent: Agent, run: str, request: Request, *, secrets: Mapping[str, str] | None = None, lost: Told
+) -> AsyncGenerator[dict[str, Any]]:
     """Asks for it, yields the journal's events until it has been done. Asked again, the same id is the same request."""
     seen = 0
-    async with aclosing(_resumed(lambda: agent.request(run, request, wait=True), lost)) as events:
+    async with aclosing(_resumed(lambda: agent.request(run, request, secrets=secrets), lost)) as events:
         async for event in events:
             if event["seq"] > seen:
                 seen = event["seq"]
