@@ -9,12 +9,20 @@ from __future__ import annotations
 import json
 import os
 import select
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Protocol
 
 from gpuctl.node.clock import boottime
 from gpuctl.node.waiter import Waiter, Woke
 
 OVERDUE = 3  # signs of life in a row
+
+
+class Outlet(Protocol):
+    """Where a followed log goes: the controller, or a pane."""
+
+    def send_chunk(self, header: Dict[str, Any], data: bytes) -> None: ...
+
+    def wait(self, waiter: Waiter, timeout_s: float) -> Woke: ...
 
 
 class LinkClosed(Exception):

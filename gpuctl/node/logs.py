@@ -10,7 +10,7 @@ from typing import Optional
 
 from gpuctl.node import shell
 from gpuctl.node.folders import RunFolder
-from gpuctl.node.link import Link
+from gpuctl.node.link import Outlet
 from gpuctl.node.pursuit import Pursuit, Tail
 from gpuctl.node.refusal import NO_SUCH_RUN, Refusal
 from gpuctl.wire.life import Life
@@ -26,7 +26,7 @@ class Text:
         self.attempt = attempt
         self.offset = offset
 
-    def send(self, link: Link) -> None:
+    def send(self, link: Outlet) -> None:
         """All up to where the file ends now. A file that was cut is sent from its start again: the offsets say so."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -70,7 +70,7 @@ class Log:
             text.offset = last_lines(text.path, lines)
         return text
 
-    def follow(self, link: Link, text: Text, pursuit: Pursuit, *, over_attempts: bool) -> None:
+    def follow(self, link: Outlet, text: Text, pursuit: Pursuit, *, over_attempts: bool) -> None:
         """On from `text` as it grows, until the run has ended; without `over_attempts`, until its attempt has."""
         watched = {text.path, self.folder.attempts}
         for _ in pursuit.rounds(link, also=watched):

@@ -5,13 +5,14 @@ It also mends: a run whose supervisor and keeper both died changes no file any m
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta, timezone
 from typing import Callable, Collection, Iterator, List, Optional, Sequence, Set, Tuple
 
 from gpuctl.node.clock import boottime
 from gpuctl.node.folders import RunFolder, StateFolder
 from gpuctl.node.journal import Event, Reader, last
-from gpuctl.node.link import Link
+from gpuctl.node.link import Outlet
 from gpuctl.node.machine import Machine
 from gpuctl.node.waiter import Waiter
 from gpuctl.wire.life import Life, fold
@@ -55,7 +56,7 @@ class Pursuit:
         pursuit._admit()
         return pursuit
 
-    def rounds(self, link: Link, *, every_s: float = LOOK_S, also: Collection[str] = ()) -> Iterator[Round]:
+    def rounds(self, link: Outlet, *, every_s: float = LOOK_S, also: Collection[str] = ()) -> Iterator[Round]:
         """New events, often none: a round for each change and one every `every_s`, until all runs have ended.
         `also` holds other paths whose change is worth a round; it may grow."""
         waiter = Waiter()
@@ -107,7 +108,7 @@ class Pursuit:
 
 def orphaned(folder: RunFolder, life: Life, machine: Machine) -> bool:
     """Is it a live run of this machine that no supervisor watches? One whose folder was removed is none."""
-    if life.over or life.seq == 0:
+    if life.over or not os.path.isdir(folder.path):
         return False
     if life.machine and machine.elsewhere(Machine.from_json(life.machine)):
         return False
