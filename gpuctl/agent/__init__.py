@@ -1,0 +1,6 @@
+"""The controller's handle on one node: sees that the bundle is there, calls its verbs, and parses what comes back."""
+
+from gpuctl.agent.agent import Agent, Gpus, Started
+from gpuctl.agent.framing import Chunk
+
+__all__ = ["Agent", "Chunk", "Gpus", "Started"]
