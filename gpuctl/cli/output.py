@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {
@@ -61,11 +61,12 @@ def text(piece: str) -> None:
     sys.stdout.flush()
 
 
-def raw(data: bytes) -> None:
-    """Data byte for byte."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+def raw(data: bytes, *, to: TextIO | None = None) -> None:
+    """Data byte for byte, to stdout if nothing else is said."""
+    stream = to or sys.stdout
+    stream.flush()
+    stream.buffer.write(data)
+    stream.buffer.flush()
 
 
 def document(value: Any) -> None:
