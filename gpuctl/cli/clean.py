@@ -28,12 +28,12 @@ from gpuctl.wire.replies import CleanReport
 @options.yes
 @options.as_json
 @options.inventory
-def command(node: str, gpus: str | None, dry_run: bool, force: bool, yes: bool, as_json: bool) -> int:
+def command(node: str, gpus: str | None, **how: bool) -> int:
     """End what is provably an orphan of our runs and still uses the GPUs, spare the rest, verify that they are empty.
 
     Exit code 1 if they are not empty.
     """
-    return options.performed(_clean(node, _indices(gpus), dry_run=dry_run, force=force, yes=yes, as_json=as_json))
+    return options.performed(_clean(node, _indices(gpus), **how))
 
 
 def _indices(gpus: str | None) -> list[int] | None:

@@ -43,7 +43,11 @@ async def _once(words: tuple[str, ...], as_json: bool) -> int:
     else:
         _show(given)
     errors = [answer.error for answer in answers if answer.error is not None]
-    return told(errors + [_blind(node, gpus) for node, gpus in given if gpus.error and node.gpus != []])
+    blind = [_blind(node, gpus) for node, gpus in given if gpus.error]
+    if not words:
+        for error in blind:  # a machine without GPUs may well stand in the inventory; asked for by name, it is an error
+            output.note(error.what)
+    return told(errors + blind if words else errors)
 
 
 def _blind(node: Node, gpus: Gpus) -> GpuctlError:
