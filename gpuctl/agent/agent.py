@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.word import Word
 
 W = TypeVar("W", bound=Word)
-T = TypeVar("T")
 
 CLEAN_S = 300.0  # it waits for processes to end, and for memory to be given back
 REMOVE_S = 300.0  # folders of many GiB
@@ -48,10 +48,9 @@ class Agent(Caller):
         answer = await self.call("ps", all=all, runs=None if runs is None else list(runs))
         return self._words(RunRow, answer.get("runs"))
 
-    async def events(self, run: str, *, after: int = 0, follow: bool = False) -> AsyncGenerator[dict[str, Any]]:
+    def events(self, run: str, *, after: int = 0, follow: bool = False) -> AsyncGenerator[dict[str, Any]]:
         """The journal's events with a `seq` above `after`; with `follow` until the run has ended."""
-        async for answer in self.stream("events", run=run, after=after, follow=follow):
-            yield self._object(answer)
+        return self._objects("events", run=run, after=after, follow=follow)
 
     async def log(
         self,
@@ -65,11 +64,12 @@ class Agent(Caller):
     ) -> AsyncGenerator[Chunk]:
         """An attempt's log (the last one's), from `offset` or its last `lines`; with `follow` over attempts."""
         arguments = {"attempt": attempt, "file": file, "offset": offset, "lines": lines, "follow": follow}
-        async for answer in self.stream("log", run=run, **arguments):
-            if isinstance(answer, Chunk):
-                yield answer
+        async with aclosing(self.stream("log", run=run, **arguments)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Chunk):
+                    yield answer
 
-    async def watch(
+    def watch(
         self,
         *,
         runs: Sequence[str] | None = None,
@@ -80,23 +80,22 @@ class Agent(Caller):
         """Verb `stream`: all runs' events on one stream, and samples: `{"run", "event"}` and `{"sample"}`."""
         wanted = None if runs is None else list(runs)
         arguments = {"runs": wanted, "after": dict(after or {}), "samples": samples, "every_s": every_s}
-        async for answer in self.stream("stream", **arguments):
-            yield self._object(answer)
+        return self._objects("stream", **arguments)
 
-    async def request(
+    def request(
         self, run: str, request: Request, *, secrets: Mapping[str, str] | None = None, wait: bool = True
     ) -> AsyncGenerator[dict[str, Any]]:
         """The event that answers it; with `wait` the journal's events until what was asked for has been done."""
         arguments = {"request": request.to_json(), "secrets": dict(secrets or {}), "wait": wait}
-        async for answer in self.stream("request", run=run, **arguments):
-            yield self._object(answer)
+        return self._objects("request", run=run, **arguments)
 
     async def gpus(self) -> Gpus:
         return self._gpus(await self.call("gpus"))
 
     async def follow_gpus(self, *, every_s: float = 1.0) -> AsyncGenerator[Gpus]:
-        async for answer in self.stream("gpus", follow=True, every_s=every_s):
-            yield self._gpus(self._object(answer))
+        async with aclosing(self._objects("gpus", follow=True, every_s=every_s)) as answers:
+            async for answer in answers:
+                yield self._gpus(answer)
 
     async def clean(
         self, *, gpus: Sequence[int] | None = None, dry_run: bool = False, force: bool = False
@@ -129,10 +128,12 @@ class Agent(Caller):
     def _gpus(self, answer: dict[str, Any]) -> Gpus:
         return Gpus(self._words(DeviceRow, answer.get("devices")), answer.get("driver"), answer.get("error"))
 
-    def _object(self, answer: dict[str, Any] | Chunk) -> dict[str, Any]:
-        if isinstance(answer, Chunk):
-            raise self._unexpected("bytes")
-        return answer
+    async def _objects(self, verb: str, **arguments: Any) -> AsyncGenerator[dict[str, Any]]:
+        async with aclosing(self.stream(verb, **arguments)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Chunk):
+                    raise self._unexpected("bytes")
+                yield answer
 
     def _words(self, kind: type[W], data: object) -> list[W]:
         if not isinstance(data, list):
