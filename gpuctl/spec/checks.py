@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from gpuctl.spec.document import Key, Place
+from gpuctl.spec.fields import shown
 from gpuctl.spec.job import Job
 from gpuctl.spec.nearest import suggestion
 from gpuctl.spec.shelltext import SimpleCommand, in_background, simple_commands
@@ -106,7 +107,7 @@ def _unfit_param(job: Job, name: str) -> Iterator[str]:
         return
     value = job.params[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        yield f"{name} must be a number to give way, and is {value!r}"
+        yield f"{name} must be a number to give way, and is {shown(value)}"
 
 
 def reduced_params_are_used(job: Job) -> Iterator[Problem]:
@@ -114,7 +115,7 @@ def reduced_params_are_used(job: Job) -> Iterator[Problem]:
         return
     used = {name for template in job.templates() for name in braces.names(template.text)}
     for name in job.on_oom.reduce:
-        if name in job.params and name not in used:
+        if name not in used and not any(_unfit_param(job, name)):
             yield ("on_oom", "reduce"), f"{name} stands nowhere: write {{{name}}} in command, or nothing would change"
 
 

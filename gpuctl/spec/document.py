@@ -137,19 +137,18 @@ class _Composer(yaml.SafeLoader):
 
 def parse(text: str, file: str) -> Document:
     """Raises `BadFile` where it is no YAML at all."""
-    loader = _Composer(text)
     try:
-        return Document(file, loader.get_single_node())
+        return Document(file, yaml.compose(text, Loader=_Composer))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"not YAML: the character U+{error.character:04X} may not stand there"
+        raise BadFile([Fault(file, line, "", message)]) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = " ".join(part for part in (error.context, error.problem) if part)
         raise BadFile([Fault(file, mark.line + 1 if mark else None, "", f"not YAML: {why}")]) from error
-    except yaml.YAMLError as error:
-        raise BadFile([Fault(file, None, "", f"not YAML: {error}")]) from error
     except RecursionError:
         raise BadFile([Fault(file, None, "", "nested too deeply")]) from None
-    finally:
-        loader.dispose()
 
 
 def read(path: Path, *, kind: str) -> Document:

@@ -68,6 +68,10 @@ def scalar(value: Any) -> str | int | float | bool:
 Scalar = Annotated[Any, BeforeValidator(scalar), WithJsonSchema({"type": ["string", "integer", "number", "boolean"]})]
 
 
+Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+"""Text that may stand in the file without quotes, whatever it looks like: 1.10 is "1.10" (`Document.texts`)."""
+
+
 def number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"expected a number, got {shown(value)}")

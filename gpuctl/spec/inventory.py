@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from gpuctl.errors import BadFile, Fault, NotFound, UsageError
 from gpuctl.spec import document, faults
 from gpuctl.spec.document import Document
-from gpuctl.spec.fields import Callback, Launcher, OwnGpus, Section, SomeTime, Text, Texts
+from gpuctl.spec.fields import Callback, Launcher, OwnGpus, Section, SomeTime, Text, Texts, Written
 from gpuctl.spec.nearest import suggestion
 from gpuctl.wire import nodespec, runspec
 
@@ -80,7 +80,7 @@ class NodeKeys(Section):
     """process names never to end, beside the built-in ones; it spares only what is not proven ours"""
     gpu_hour_cost: Annotated[float, Field(ge=0)] | None = None
     """what an hour of one GPU costs"""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, Written] = Field(default_factory=dict)
     """what to choose nodes by: --on label=value"""
     simulate: Simulate | None = None
     """simulated GPUs instead of real ones"""

@@ -15,7 +15,19 @@ from pydantic import Field, ValidationError
 from gpuctl.errors import BadFile, Fault
 from gpuctl.spec import document, faults
 from gpuctl.spec.document import Document, Key, Place
-from gpuctl.spec.fields import Callback, EnvName, Gpus, JobName, Launcher, ParamName, Scalar, Section, SomeTime, Text
+from gpuctl.spec.fields import (
+    Callback,
+    EnvName,
+    Gpus,
+    JobName,
+    Launcher,
+    ParamName,
+    Scalar,
+    Section,
+    SomeTime,
+    Text,
+    Written,
+)
 from gpuctl.spec.nearest import nearest
 from gpuctl.spec.sections import Answer, OnBusy, OnOom, Outputs, Relaunches, Resume, Stop, Watch
 from gpuctl.wire.names import FailureClass
@@ -46,7 +58,7 @@ class Job(Section):
     """the shell text to run; {name} stands for a parameter"""
     params: dict[ParamName, Scalar] = Field(default_factory=dict)
     """the parameters that stand in braces elsewhere; --set changes them"""
-    env: dict[EnvName, str] = Field(default_factory=dict)
+    env: dict[EnvName, Written] = Field(default_factory=dict)
     """the job's environment, beside the login shell's"""
     secrets: list[EnvName] = Field(default_factory=list)
     """names of variables to take from the caller's environment"""

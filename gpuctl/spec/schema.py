@@ -20,6 +20,9 @@ def schema(kind: Literal["job", "inventory"]) -> dict[str, Any]:
     return {"$schema": _DIALECT} | made | {"title": title}
 
 
+_NODES: Any = Field(min_length=1, description="the nodes by name", json_schema_extra={"additionalProperties": False})
+
+
 def _inventory() -> type[Section]:
     """The whole file, which nothing else needs as a model: its nodes are read one by one, defaults merged in."""
     keys: dict[str, Any] = {
@@ -32,5 +35,5 @@ def _inventory() -> type[Section]:
         __base__=Section,
         __doc__="Which nodes there are and how each is reached.",
         defaults=(defaults, Field(default=None, description="for every node that does not say otherwise")),
-        nodes=(dict[name, NodeKeys | None], Field(min_length=1, description="the nodes by name")),
+        nodes=(dict[name, NodeKeys | None], _NODES),
     )
