@@ -16,7 +16,7 @@ from gpuctl.cli.rm import removed
 @click.option(
     "--older-than", type=options.Duration(), default="30d", show_default=True, help="Only runs that ended before that."
 )
-@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N of each job in any case.")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N in any case.")
 @click.option("--archives", is_flag=True, help="Also the outputs that relaunches set aside.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @options.as_json

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gpuctl.agent import Agent
-from gpuctl.cli import options, output
+from gpuctl.cli import options, output, sentences
 from gpuctl.cli.ps import told
 from gpuctl.cli.requesting import confirm, named
 from gpuctl.errors import RefusedForSafety
@@ -71,7 +71,7 @@ async def removed(
     if not dry_run:
         for _answer, value in given:
             for item in value.get("removed") or []:
-                store.forget(_name(item))
+                store.forget(item.get("run", ""))
     if as_json:
         output.document([{"node": answer.node.name, "dry_run": dry_run, **value} for answer, value in given])
     else:
@@ -83,14 +83,13 @@ def _show(given: list[tuple[Answer[dict[str, Any]], dict[str, Any]]], *, dry_run
     doing = "would remove" if dry_run else "removed"
     for answer, value in given:
         for item in value.get("removed") or []:
-            output.line(f"{doing} {_name(item)} on {answer.node.name}")
+            output.line(f"{doing} {_name(item)} on {answer.node.name} ({sentences.size(item.get('bytes'))})")
         for item in value.get("kept") or []:
-            why = f": {item['why']}" if isinstance(item, dict) and item.get("why") else ""
-            output.note(f"kept {_name(item)} on {answer.node.name}{why}")
+            output.note(f"kept {_name(item)} on {answer.node.name}: {item.get('why')}")
     if not any(value.get("removed") for _answer, value in given):
         output.note("nothing to remove")
 
 
-def _name(item: Any) -> str:
-    """A node names what it removed by its id, or by an object that says more."""
-    return str(item.get("run") or item.get("name")) if isinstance(item, dict) else str(item)
+def _name(item: dict[str, Any]) -> str:
+    """Of a run, or of a bundle (by its digest, which nobody needs in full)."""
+    return str(item["run"]) if item.get("run") else f"bundle {str(item.get('bundle'))[:12]}"
