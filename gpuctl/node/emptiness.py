@@ -115,7 +115,7 @@ class _Watch:
         run = self._proof.run if self._proof is not None else ""
         ours = {process.id.pid: run for process in self._ours}
         apart = [pid for pid in (self._telemetry.pid,) if pid is not None]
-        self.holders = described(self._node, self.devices, lambda process: ours.get(process.id.pid), apart)
+        self.holders = described(self._node, self.devices, ours, apart)
 
     def _may_hold(self) -> List[Process]:
         """Processes of ours that have a device file open, or may have: those that can't be looked into."""

@@ -14,7 +14,8 @@ import shlex
 import shutil
 import stat
 import subprocess
-from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gpuctl.node.processes import Process, find
 from gpuctl.node.proof import own
@@ -162,37 +163,36 @@ def protected(process: Process, more: Collection[str] = ()) -> bool:
 
 
 def described(
-    node: NodeSpec,
-    devices: Sequence[DeviceSample],
-    owner: Callable[[Process], Optional[str]],
-    apart: Collection[int] = (),
+    node: NodeSpec, devices: Sequence[DeviceSample], owner: Mapping[int, str], apart: Collection[int] = ()
 ) -> List[Holder]:
-    """Every living process that has a device file open or that NVML names on one of `devices`. gpuctl's own
-    telemetry, and `apart`, are not among them."""
+    """Every living process that has a device file open or that NVML names on one of `devices`; `owner` is by pid.
+
+    gpuctl's own telemetry, and `apart`, are not among them.
+    """
     files = holders(patterns(node))
     named = named_by_nvml(devices)
     found = []
     for pid in sorted({*files, *named} - {*apart, os.getpid()}):
         process = find(pid)
-        if process is None or not process.alive or own(process):
-            continue
-        gpus, used_mib = named.get(pid, ([], None))
-        found.append(
-            Holder(
-                pid=pid,
-                name=process.comm,
-                user=user_name(process.uid),
-                command=shlex.join(process.argv)[:COMMAND_LENGTH],
-                start=process.id.start,
-                devices=sorted(files.get(pid, ())),
-                gpus=gpus,
-                used_mib=used_mib,
-                ours=owner(process),
-                protected=protected(process, node.protect),
-                state=process.state,
-            )
-        )
+        if process is not None and process.alive and not own(process):
+            gpus, used_mib = named.get(pid, ([], None))
+            plain = holder(process, node, owner.get(pid))
+            found.append(replace(plain, devices=sorted(files.get(pid, ())), gpus=gpus, used_mib=used_mib))
     return found
+
+
+def holder(process: Process, node: NodeSpec, ours: Optional[str]) -> Holder:
+    """A process in the words of the wire, without what it holds."""
+    return Holder(
+        pid=process.id.pid,
+        name=process.comm,
+        user=user_name(process.uid),
+        command=shlex.join(process.argv)[:COMMAND_LENGTH],
+        start=process.id.start,
+        ours=ours,
+        protected=protected(process, node.protect),
+        state=process.state,
+    )
 
 
 def named_by_nvml(devices: Iterable[DeviceSample]) -> Dict[int, Tuple[List[int], Optional[int]]]:

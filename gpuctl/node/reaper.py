@@ -60,6 +60,14 @@ def end(
     return _kill(frozen, proof, KILLED_AT_ONCE if quick else KILLED, pause, on_kill)
 
 
+def end_only(targets: List[Process], stop: Stop, why: str, *, pause: Pause, on_kill: OnKill) -> List[Process]:
+    """Ends these very processes, as a person ordered, and nothing below them. Returns those that live on."""
+    for number, within_s in ((signal_number(stop.signal), stop.grace_s), (int(signals.SIGKILL), GONE_DEADLINE_S)):
+        _signal_all([target for target in targets if processes.alive(target.id)], number, why, on_kill)
+        _wait_gone(targets, within_s, pause)
+    return [target for target in targets if processes.alive(target.id)]
+
+
 def _ask(top: Optional[ProcessId], proof: Proof, stop: Stop, pause: Pause, on_kill: OnKill) -> None:
     """The stop signal to the first process, the grace; then to the rest, and the grace again."""
     number = signal_number(stop.signal)
