@@ -127,6 +127,7 @@ async def _patiently(route: Route, options: Options, where: str, tunnel: Connect
 
 async def _login(route: Route, options: Options, where: str, tunnel: Connection | None) -> Connection:
     known = hostkeys.trusted(route.known_hosts_files)
+    name = options.host_key_alias or options.host
     gatekeeper = hostkeys.Gatekeeper()
     with mapped(where):
         try:
@@ -136,14 +137,11 @@ async def _login(route: Route, options: Options, where: str, tunnel: Connection 
                 config=None,  # read already
                 tunnel=tunnel,
                 known_hosts=known,
+                server_host_key_algs=hostkeys.kinds_to_ask_for(known, name, options),
                 client_factory=lambda: gatekeeper,
             )
-        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
-            name = options.host_key_alias or options.host
+        except asyncssh.HostKeyNotVerifiable:
             keys = hostkeys.of_host(known, name, options.port)
-            # A server without any key of the kinds that we know it by fails in the key exchange already.
-            if isinstance(error, asyncssh.KeyExchangeFailed) and not (keys and "host key" in str(error).lower()):
-                raise
             raise hostkeys.refusal(where, route.node.name, keys, gatekeeper.refused) from None
 
 

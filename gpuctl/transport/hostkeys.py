@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncssh
+from asyncssh.public_key import get_default_public_key_algs
 
 from gpuctl.errors import HostKeyChanged, HostKeyUnknown, Unreachable, UsageError
 
@@ -53,6 +54,19 @@ class Gatekeeper(asyncssh.SSHClient):
 def of_host(known: asyncssh.SSHKnownHosts, host: str, port: int) -> list[asyncssh.SSHKey]:
     """The keys that it is known by."""
     return list(known.match(host, "", None if port == asyncssh.DEFAULT_PORT else port)[0])
+
+
+def kinds_to_ask_for(known: asyncssh.SSHKnownHosts, host: str, options: asyncssh.SSHClientConnectionOptions) -> Any:
+    """The kinds of the keys that it is known by, then all others, as OpenSSH does; () leaves it to the library.
+
+    The library asks for the known kinds alone. A host that was set up anew with another kind would then only hang up,
+    and nobody would learn that its key has changed.
+    """
+    keys, authorities = known.match(host, "", None if options.port == asyncssh.DEFAULT_PORT else options.port)[:2]
+    if not keys or authorities or options.config.get("HostKeyAlgorithms"):
+        return ()
+    kinds = [kind for key in keys for kind in key.sig_algorithms] + get_default_public_key_algs()
+    return [kind.decode("ascii") for kind in dict.fromkeys(kinds)]
 
 
 def refusal(where: str, node: str, keys: list[asyncssh.SSHKey], seen: asyncssh.SSHKey | None) -> Unreachable:
