@@ -19,6 +19,7 @@ import os
 import pwd
 import re
 import shutil
+import tempfile
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -63,8 +64,7 @@ class RunFolder:
 
     def spec(self) -> RunSpec:
         with open(self.spec_file, encoding="utf-8") as file:
-            spec: RunSpec = RunSpec.from_json(json.load(file))  # type: ignore[no-untyped-call]
-        return spec
+            return RunSpec.from_json(json.load(file))
 
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(os.path.join(self.attempts, str(number)))
@@ -147,9 +147,9 @@ class StateFolder:
         if os.path.isdir(folder.path):
             return folder, False
         self.ensure()
-        aside = RunFolder(os.path.join(self.runs, f".{spec.run}.{os.getpid()}"))
+        aside = RunFolder(tempfile.mkdtemp(prefix=f".{spec.run}.", dir=self.runs))
         try:
-            for path in (aside.path, aside.requests, aside.attempts):
+            for path in (aside.requests, aside.attempts):
                 os.mkdir(path, 0o700)
             write_json(aside.spec_file, spec.to_json())
             with open(aside.lock, "x", encoding="ascii"):

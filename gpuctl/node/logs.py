@@ -88,7 +88,7 @@ class Log:
         if self.file is None:
             return folder.log
         own = os.path.join(folder.path, self.file)
-        return own if os.path.isfile(own) else os.path.join(_workdir(self.folder, self.tail.life, attempt), self.file)
+        return own if os.path.isfile(own) else os.path.join(workdir_of(self.folder, self.tail.life, attempt), self.file)
 
 
 def last_lines(path: str, count: int) -> int:
@@ -118,7 +118,8 @@ def last_lines(path: str, count: int) -> int:
         os.close(fd)
 
 
-def _workdir(folder: RunFolder, life: Life, attempt: int) -> str:
+def workdir_of(folder: RunFolder, life: Life, attempt: int) -> str:
+    """The folder that this attempt runs in."""
     spec = folder.spec()
     known = shell.values(spec, life.params or spec.params, attempt, len(life.gpus), port=0)
     return shell.workdir(spec, known)
