@@ -154,7 +154,7 @@ def parse(text: str, file: str) -> Document:
 def read(path: Path, *, kind: str) -> Document:
     """The file at `path`. `kind` ("job file", "inventory") is for the message where there is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such {kind}") from None
     except OSError as error:
@@ -165,9 +165,12 @@ def read(path: Path, *, kind: str) -> Document:
     return parse(text, str(path))
 
 
+_EMPTY = "''"
+
+
 def dotted(place: Place) -> str:
-    """`("watch", "logs", 0)` → `watch.logs[0]`."""
+    """`("watch", "logs", 0)` → `watch.logs[0]`; a key without characters shows as quotes."""
     text = ""
     for key in place:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+        text += f"[{key}]" if isinstance(key, int) else f"{'.' if text else ''}{key or _EMPTY}"
     return text

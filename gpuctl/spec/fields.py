@@ -24,13 +24,13 @@ class Section(BaseModel):
 
 def shown(value: Any) -> str:
     """A value in a message: what was found there."""
-    kinds = {bool: "", int: "", float: "", str: "text ", list: "a list", dict: "a mapping", type(None): "nothing"}
-    kind = kinds.get(type(value), type(value).__name__)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (str, int, float)):
-        return f"{kind}{value!r}"[:80]
-    return kind
+    if isinstance(value, str):
+        return f"text {value[:60]!r}"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return "nothing" if value is None else "a list" if isinstance(value, list) else "a mapping"
 
 
 def _duration(value: Any) -> float:
@@ -65,8 +65,7 @@ def scalar(value: Any) -> str | int | float | bool:
     raise ValueError(f"expected text, a number, true or false, got {shown(value)}")
 
 
-Scalar = Annotated[Any, BeforeValidator(scalar), WithJsonSchema({"type": ["string", "integer", "number", "boolean"]})]
-
+Scalar = Annotated[Any, BeforeValidator(scalar), WithJsonSchema({"type": ["string", "number", "boolean"]})]
 
 Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 """Text that may stand in the file without quotes, whatever it looks like: 1.10 is "1.10" (`Document.texts`)."""
@@ -138,7 +137,7 @@ OwnGpus = Annotated[Any, BeforeValidator(_own_gpus), WithJsonSchema({"anyOf": [{
 
 
 def matching(pattern: str, expected: str) -> Any:
-    """A validator of texts that match `pattern` from end to end, and its JSON Schema."""
+    """A validator of texts that match `pattern` from end to end."""
 
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) is None:
@@ -148,9 +147,12 @@ def matching(pattern: str, expected: str) -> Any:
     return AfterValidator(check)
 
 
+_JOB_NAME = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
 JobName = Annotated[
     str,
-    matching("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of a-z, 0-9 and - (at most 63), such as eagle3-extract"),
+    matching(_JOB_NAME, "a name of a-z, 0-9 and - (at most 63), such as eagle3-extract"),
+    WithJsonSchema({"type": "string", "pattern": f"^{_JOB_NAME}$"}),
 ]
 EnvName = Annotated[str, matching("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 ParamName = Annotated[str, matching("[A-Za-z_][A-Za-z0-9_]*", "a name of letters, digits and _, such as batch_size")]

@@ -16,7 +16,7 @@ from gpuctl.spec.nearest import suggestion
 from gpuctl.spec.sections import LowPower, OnOom, Stall
 from gpuctl.spec.sections import Relaunches as Budget
 from gpuctl.spec.sections import Watch as WatchSection
-from gpuctl.wire import runspec
+from gpuctl.wire import braces, runspec
 from gpuctl.wire.runspec import RunSpec, Scalar
 
 Gpus = int | str | list[int]
@@ -170,6 +170,9 @@ def _warnings(job: Job, resume: bool) -> Iterable[str]:
         value = job.params[name]
         if fits > 0 and value / fits >= _FAR:
             yield f"{name} {value} is {value / fits:g} times the value known to fit ({fits})"
+    for name in braces.names(job.setup):
+        if name in (*job.params, *braces.BUILT_IN):
+            yield f"setup is plain shell: {{{name}}} in it is not replaced"
     if resume and job.resume is None:
         yield "--resume: the job has no resume:, so nothing will be resumed"
 

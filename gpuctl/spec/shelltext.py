@@ -28,19 +28,8 @@ _TOKENS = re.compile(
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
 _KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "done", "fi", "esac", "{", "}", "!", "time"}
 _PREFIXES = {
-    "exec",
-    "command",
-    "builtin",
-    "env",
-    "nice",
-    "ionice",
-    "stdbuf",
-    "sudo",
-    "chrt",
-    "numactl",
-    "taskset",
-    "timeout",
-}
+    "exec", "command", "builtin", "env", "nice", "ionice", "stdbuf", "sudo", "chrt", "numactl", "taskset", "timeout",
+}  # fmt: skip
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 
 

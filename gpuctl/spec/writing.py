@@ -18,8 +18,12 @@ class _Writer(yaml.SafeDumper):
         return True
 
 
+_OTHER_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
+"""PyYAML writes these as they are and reads them as line breaks: only escapes keep them."""
+
+
 def _text(writer: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None  # where it can't be a block, PyYAML quotes it
+    style = '"' if _OTHER_BREAKS.search(value) else "|" if "\n" in value else None
     return writer.represent_scalar("tag:yaml.org,2002:str", value, style)
 
 

@@ -129,5 +129,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         document.read(tmp_path / "latin.yaml", kind="job file")
 
 
+def test_files_of_other_systems(tmp_path: Path) -> None:
+    (tmp_path / "windows.yaml").write_bytes(b"\xef\xbb\xbfa: 1\r\nb: |\r\n  x\r\n  y\r\n")
+    assert document.read(tmp_path / "windows.yaml", kind="job file").data == {"a": 1, "b": "x\ny\n"}
+
+
 def test_dotted_keys() -> None:
     assert document.dotted(("watch", "logs", 0)) == "watch.logs[0]"

@@ -161,6 +161,14 @@ def test_a_value_far_above_what_is_known_to_fit_is_worth_a_warning() -> None:
     assert rendered(of, sets=["batch_size=8"], environ=environ).warnings == []
 
 
+def test_braces_in_setup_are_worth_a_warning(tmp_path: Path) -> None:
+    of = job(tmp_path, SMALLEST + "setup: echo {n} {run} {other} ${n}\nparams: {n: 1}\n")
+    assert rendered(of).warnings == [
+        "setup is plain shell: {n} in it is not replaced",
+        "setup is plain shell: {run} in it is not replaced",
+    ]
+
+
 def test_resuming_a_job_that_cannot_is_worth_a_warning(tmp_path: Path) -> None:
     result = rendered(job(tmp_path, SMALLEST), resume=True)
     assert result.spec.resume_older and "has no resume:" in result.warnings[0]
