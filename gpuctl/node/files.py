@@ -239,9 +239,9 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, aside: str) -> int:
     assert content is not None
     with open(path, "xb") as file:
         shutil.copyfileobj(content, file, BLOCK)
+        file.flush()  # a later write would set the time anew
         os.fchmod(file.fileno(), member.mode & 0o777)
         os.utime(file.fileno(), (member.mtime, member.mtime))
-        file.flush()
         os.fsync(file.fileno())
     return 1
 

@@ -56,11 +56,11 @@ class Pursuit:
         pursuit._admit()
         return pursuit
 
-    def rounds(self, link: Outlet, *, every_s: float = LOOK_S, also: Collection[str] = ()) -> Iterator[Round]:
+    def rounds(self, link: Outlet, *, every_s: Optional[float] = None, also: Collection[str] = ()) -> Iterator[Round]:
         """New events, often none: a round for each change and one every `every_s`, until all runs have ended.
         `also` holds other paths whose change is worth a round; it may grow."""
         waiter = Waiter()
-        next_look = boottime() + LOOK_S
+        next_look = boottime()
         try:
             while True:
                 self._watch(waiter, also)
@@ -69,12 +69,12 @@ class Pursuit:
                 yield events
                 if ended:
                     return
-                woke = link.wait(waiter, every_s)
-                if self._newcomers is not None and self._newcomers.runs in woke:
-                    self._admit()
                 if boottime() >= next_look:
                     next_look = boottime() + LOOK_S
                     self._look()
+                woke = link.wait(waiter, LOOK_S if every_s is None else every_s)
+                if self._newcomers is not None and self._newcomers.runs in woke:
+                    self._admit()
         finally:
             waiter.close()
 

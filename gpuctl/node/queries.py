@@ -16,7 +16,7 @@ from gpuctl.node.leases import Leases
 from gpuctl.node.link import Link
 from gpuctl.node.logs import Log
 from gpuctl.node.machine import Machine, identity
-from gpuctl.node.pursuit import LOOK_S, Pursuit, Revive, Tail, ended_long_ago, orphaned
+from gpuctl.node.pursuit import Pursuit, Revive, Tail, ended_long_ago, orphaned
 from gpuctl.wire.life import fold, row_of
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.replies import RunRow
@@ -94,7 +94,7 @@ class Queries:
                 if life.over:
                     seen.setdefault(folder.run, life.seq)  # what has ended before anyone asked is for `ps`
         next_sample = boottime()
-        for events in pursuit.rounds(link, every_s=LOOK_S if sample is None else every_s):
+        for events in pursuit.rounds(link, every_s=None if sample is None else every_s):
             for run, event in events:
                 if event["seq"] > seen.get(run, 0):
                     link.send({"run": run, "event": event})

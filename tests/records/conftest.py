@@ -30,10 +30,13 @@ def state(node: NodeSpec) -> StateFolder:
 def new_run(state: StateFolder) -> NewRun:
     """Makes a run's folder as `start` does, with what its journal begins with and any events after that."""
 
-    def make(run: str = "train-aaaaaa", *events: dict[str, Any], **spec: Any) -> RunFolder:
+    def make(
+        run: str = "train-aaaaaa", *events: dict[str, Any], created: dict[str, Any] | None = None, **spec: Any
+    ) -> RunFolder:
         def fill(folder: RunFolder) -> None:
             journal = Journal(folder.journal)
-            journal.append("run_created", by="me@here", machine=identity().to_json(), sync=True)
+            fields = {"by": "me@here", "machine": identity().to_json(), **(created or {})}
+            journal.append("run_created", sync=True, **fields)
             for event in events:
                 journal.append(**event)
             journal.close()
