@@ -135,10 +135,10 @@ def _sample(device: Device) -> DeviceSample:
     handle = device.handle
     try:
         memory = _memory(handle)
-    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired, pynvml.NVMLError_Unknown) as error:
-        return replace(fixed, error=str(error))  # it answers nothing else either
-    except pynvml.NVMLError:
-        memory = None
+    except pynvml.NVMLError_NotSupported:
+        memory = None  # one that shares the machine's memory
+    except pynvml.NVMLError as error:
+        return replace(fixed, error=str(error))  # lost, to be reset, …: it answers nothing else either
     utilisation = _reading(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     power = _reading(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
     limit = _reading(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))

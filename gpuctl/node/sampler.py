@@ -10,8 +10,9 @@ it never outlives who asks. `gpuctl.node.telemetry` is the other end.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import Any, Dict, List, Optional, Protocol, Sequence, TextIO
+from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 from gpuctl.node.clock import boottime, now
 from gpuctl.wire.nodespec import NodeSpec
@@ -31,12 +32,16 @@ class Readings(Protocol):
     def xids(self) -> List[int]: ...
 
 
-def main(requests: TextIO = sys.stdin, answers: TextIO = sys.stdout) -> int:
-    node = NodeSpec.from_json(json.loads(requests.readline()))
-    readings = open_readings(node)
-    for line in requests:
-        answers.write(json.dumps(answer(readings, json.loads(line))) + "\n")
-        answers.flush()
+def main() -> int:
+    # Only answers go where answers are read: whatever a driver's library prints goes nowhere.
+    with open(os.dup(1), "w", encoding="utf-8") as answers:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        readings = open_readings(NodeSpec.from_json(json.loads(sys.stdin.readline())))
+        for line in sys.stdin:
+            answers.write(json.dumps(answer(readings, json.loads(line))) + "\n")
+            answers.flush()
     return 0
 
 
