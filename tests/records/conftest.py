@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -13,7 +12,13 @@ from gpuctl.node.machine import identity
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import RunSpec
 
-NewRun = Callable[..., RunFolder]
+
+class NewRun(Protocol):
+    """Makes a run's folder as `start` does, with what its journal begins with and any events after that."""
+
+    def __call__(
+        self, run: str = ..., *events: dict[str, Any], created: dict[str, Any] | None = None, **spec: Any
+    ) -> RunFolder: ...
 
 
 @pytest.fixture
@@ -28,8 +33,6 @@ def state(node: NodeSpec) -> StateFolder:
 
 @pytest.fixture
 def new_run(state: StateFolder) -> NewRun:
-    """Makes a run's folder as `start` does, with what its journal begins with and any events after that."""
-
     def make(
         run: str = "train-aaaaaa", *events: dict[str, Any], created: dict[str, Any] | None = None, **spec: Any
     ) -> RunFolder:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def supervised(lock_fds: list[int]) -> Iterator[Any]:
 
 
 def ended(days_ago: float) -> dict[str, Any]:
-    when = datetime.now(UTC) - timedelta(days=days_ago)
+    when = datetime.now(timezone.utc) - timedelta(days=days_ago)  # noqa: UP017  (these tests run on 3.8 too)
     return {**FINISHED, "time": when.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"}
 
 
