@@ -153,7 +153,9 @@ class Proof:
         if own(process) and process.id not in self._journaled:  # the keeper's fork looks like one until its exec
             return _Claim(above.made, above.broken or "is gpuctl's own") if above.made else _APART
         if above == _APART:
-            return _APART
+            if process.id not in self._proven:
+                return _APART
+            above = _NOBODYS
         if process.id in self._broken:
             return _Claim(True, self._broken[process.id])
         if above.made or process.id in self._proven or self._has_marker(process):
