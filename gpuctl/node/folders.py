@@ -19,7 +19,6 @@ import os
 import pwd
 import re
 import shutil
-import tempfile
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -147,9 +146,9 @@ class StateFolder:
         if os.path.isdir(folder.path):
             return folder, False
         self.ensure()
-        aside = RunFolder(tempfile.mkdtemp(prefix=f".{spec.run}.", dir=self.runs))
+        aside = RunFolder(os.path.join(self.runs, f".{spec.run}.{os.urandom(4).hex()}"))
         try:
-            for path in (aside.requests, aside.attempts):
+            for path in (aside.path, aside.requests, aside.attempts):
                 os.mkdir(path, 0o700)
             write_json(aside.spec_file, spec.to_json())
             with open(aside.lock, "x", encoding="ascii"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from typing import Optional
 
-from gpuctl.node import shell
 from gpuctl.node.folders import RunFolder
 from gpuctl.node.link import Outlet
 from gpuctl.node.pursuit import Pursuit, Tail
@@ -120,6 +119,8 @@ def last_lines(path: str, count: int) -> int:
 
 def workdir_of(folder: RunFolder, life: Life, attempt: int) -> str:
     """The folder that this attempt runs in."""
+    from gpuctl.node import shell  # brings subprocess along, which a plain `ps` or `log` does not need
+
     spec = folder.spec()
     known = shell.values(spec, life.params or spec.params, attempt, len(life.gpus), port=0)
     return shell.workdir(spec, known)

@@ -6,7 +6,7 @@ the identity. The host name tells the machines apart that share a home over NFS.
 
 from __future__ import annotations
 
-import socket
+import os
 from dataclasses import dataclass
 from typing import Optional
 
@@ -32,7 +32,7 @@ class Machine(Word):
 def identity() -> Machine:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
-    return Machine(host=socket.gethostname(), boot_id=boot_id, init_start=process_start(1))
+    return Machine(host=os.uname().nodename, boot_id=boot_id, init_start=process_start(1))
 
 
 def process_start(pid: int) -> Optional[int]:
