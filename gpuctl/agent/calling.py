@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from gpuctl.wire import VERSION
 if TYPE_CHECKING:
     from gpuctl.spec.inventory import Node
 
-UPLOAD_S = 300.0
+SEND_S = 300.0
 CALL_S = 60.0
 
 
@@ -29,8 +29,8 @@ class Caller:
     def __init__(self, node: Node, transport: Transport, bundle: Bundle | None = None) -> None:
         self.node, self.transport = node, transport
         self._bundle = bundle
-        self._upload = asyncio.Lock()
-        self._uploaded = False
+        self._sending = asyncio.Lock()
+        self._sent = 0  # how often: a bundle may be removed while we live
 
     @property
     def bundle(self) -> Bundle:
@@ -66,45 +66,51 @@ class Caller:
                 yield answer
 
     @asynccontextmanager
-    async def open(self, verb: str, *, keepalive: float | None = None, **arguments: Any) -> AsyncIterator[Conversation]:
+    async def open(
+        self, verb: str, *, keepalive: float | None = None, silent: bool = False, **arguments: Any
+    ) -> AsyncIterator[Conversation]:
         """A verb's conversation, after its handshake; the bundle is sent first where the node lacks it."""
         request = {"version": VERSION, "node": self.node.spec().to_json(), **arguments}
         if keepalive is not None:
             request["keepalive"] = keepalive
-        try:
-            conversation = await self._begin(verb, request, keepalive)
-        except BundleMissing:
-            await self._send_bundle()
-            conversation = await self._begin_again(verb, request, keepalive)
+
+        async def begin() -> Conversation:
+            argv = [self.python, "-I", "-c", BOOT, self.node.spec().state_dir, self.bundle.digest, verb]
+            process = await self.transport.start(argv)
+            where = self.transport.where
+            begun = Conversation(process, request, where=where, verb=verb, keepalive=keepalive, silent=silent)
+            await begun.begin()
+            return begun
+
+        conversation = await self._with_bundle(begin)
         try:
             yield conversation
         finally:
             await conversation.end()
 
-    async def _begin(self, verb: str, request: dict[str, Any], keepalive: float | None) -> Conversation:
-        argv = [self.python, "-I", "-c", BOOT, self.node.spec().state_dir, self.bundle.digest, verb]
-        process = await self.transport.start(argv)
-        conversation = Conversation(process, request, where=self.transport.where, verb=verb, keepalive=keepalive)
-        return await conversation.__aenter__()
-
-    async def _begin_again(self, verb: str, request: dict[str, Any], keepalive: float | None) -> Conversation:
+    async def _with_bundle(self, begin: Callable[[], Awaitable[Conversation]]) -> Conversation:
+        sent_before = self._sent
         try:
-            return await self._begin(verb, request, keepalive)
+            return await begin()
+        except BundleMissing:
+            await self._send_bundle(sent_before)
+        try:
+            return await begin()
         except BundleMissing:
             raise NodeUnfit(
                 f"{self.transport.where}: the agent was sent, but is not there, or others can write to it",
                 f"Look at {self.node.spec().state_dir}/agent there: it must be yours, and writable only by you.",
             ) from None
 
-    async def _send_bundle(self) -> None:
+    async def _send_bundle(self, sent_before: int) -> None:
         """Once, however many calls find it missing at the same time."""
-        async with self._upload:
-            if self._uploaded:
+        async with self._sending:
+            if self._sent > sent_before:
                 return
             argv = [self.python, "-I", "-c", RECEIVE, self.node.spec().state_dir, self.bundle.digest]
-            done = await run(self.transport, argv, stdin=self.bundle.data, deadline_s=UPLOAD_S)
+            done = await run(self.transport, argv, stdin=self.bundle.data, deadline_s=SEND_S)
             await self._expect_received(done.stdout, done.stderr)
-            self._uploaded = True
+            self._sent += 1
 
     async def _expect_received(self, stdout: bytes, stderr: bytes) -> None:
         parts = iter([stdout])

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from gpuctl.agent.framing import Chunk, Framing
 from gpuctl.errors import BY_EXIT_CODE, ConnectionLost, DeadlinePassed, GpuctlError, NodeUnfit
@@ -25,21 +24,30 @@ class BundleMissing(Exception):
 
 
 class Conversation:
-    """Open on entry, ended on exit. `next()` gives answers, without heartbeats, until None.
+    """Between `begin()` and `end()`, `next()` gives answers, without heartbeats, until None.
 
     `keepalive` None is for verbs that answer once: their caller sets a deadline, and no heartbeat goes either way.
+    `silent` verbs hear our heartbeat but send none.
     """
 
     def __init__(
-        self, process: Process, request: dict[str, Any], *, where: str, verb: str, keepalive: float | None = None
+        self,
+        process: Process,
+        request: dict[str, Any],
+        *,
+        where: str,
+        verb: str,
+        keepalive: float | None = None,
+        silent: bool = False,
     ) -> None:
         self.process = process
         self._request, self._where, self._verb, self._keepalive = request, where, verb, keepalive
+        self._silence_s = None if keepalive is None or silent else 3 * keepalive
         self._framing = Framing(self._read, where)
         self._stderr = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Self:
+    async def begin(self) -> None:
         """Raises `BundleMissing`, and whatever keeps the verb from being called at all."""
         self._tasks.append(asyncio.create_task(self._read_stderr()))
         try:
@@ -57,14 +65,9 @@ class Conversation:
             raise
         if self._keepalive is not None:
             self._tasks.append(asyncio.create_task(self._beat(self._keepalive)))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.end()
 
     async def end(self) -> None:
+        """Whatever its state: nothing of it runs on, here or there."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -98,15 +101,12 @@ class Conversation:
             )
 
     async def _read(self) -> bytes:
-        if self._keepalive is None:
-            return await self.process.read()
-        silence_s = 3 * self._keepalive
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(self._silence_s):
                 return await self.process.read()
         except TimeoutError:
             raise ConnectionLost(
-                f"{self._where}: nothing heard for {silence_s:g} s",
+                f"{self._where}: nothing heard for {self._silence_s:g} s",
                 "What runs there goes on. Look at the network and the machine, then ask again.",
             ) from None
 

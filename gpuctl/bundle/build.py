@@ -36,7 +36,7 @@ class Bundle:
 @functools.cache
 def build() -> Bundle:
     """Of the installed package, once a process."""
-    members = dict(sorted(_members()))
+    members = dict(sorted(shipped_files()))
     kept = _cache_folder() / f"{_fingerprint(members)}.pyz"
     try:
         data = kept.read_bytes()
@@ -58,7 +58,8 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _members() -> Iterator[tuple[str, Path]]:
+def shipped_files() -> Iterator[tuple[str, Path]]:
+    """Each member's name in the zip, and the file that it is a copy of."""
     package = Path(__file__).parent.parent
     yield "__main__.py", package / "node" / "__main__.py"  # at the top too: it unpacks before it imports the package
     yield "pynvml.py", _pynvml()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuctl.bundle import build
-from gpuctl.bundle.build import _members, zipped
+from gpuctl.bundle.build import shipped_files, zipped
 from tests.parts.pythons import pythons
 
 
@@ -32,7 +32,7 @@ def fresh() -> bytes:
 
 
 def test_the_same_files_give_the_same_bytes() -> None:
-    members = {name: path.read_bytes() for name, path in _members()}
+    members = {name: path.read_bytes() for name, path in shipped_files()}
     backwards = dict(reversed(list(members.items())))
     assert zipped(members) == zipped(backwards)
     assert build().digest == hashlib.sha256(build().data).hexdigest()

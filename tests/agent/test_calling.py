@@ -96,6 +96,15 @@ def test_a_bundle_that_is_not_as_it_should_be_is_sent_again_not_run(local: Node,
     assert (sent.lstat().st_mode & 0o7777, folder.stat().st_mode & 0o7777) == (0o600, 0o700)
 
 
+def test_a_bundle_that_was_removed_meanwhile_is_sent_again(local: Node) -> None:
+    async def story(agent: Agent) -> None:
+        for _ in range(3):
+            assert await agent.call("try", program="say(ok=1)") == {"ok": 1}
+            await asyncio.to_thread(shutil.rmtree, local.state_dir)
+
+    with_agent(local, story)
+
+
 def test_home_is_the_passwd_entrys(local: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = pwd.getpwuid(os.geteuid()).pw_dir
     name = f".gpuctl-test-{os.getpid()}"
