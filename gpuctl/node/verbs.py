@@ -168,6 +168,18 @@ def _remove(node: NodeSpec, request: Request, link: Link) -> None:
     link.send(remove(node, archives=bool(request.get("archives")), dry_run=bool(request.get("dry_run")), **wanted))
 
 
+def _pack(node: NodeSpec, request: Request, link: Link) -> None:
+    from gpuctl.node.files import pack
+
+    pack(node, request, link)
+
+
+def _unpack(node: NodeSpec, request: Request, link: Link) -> None:
+    from gpuctl.node.files import unpack
+
+    unpack(node, request, link)
+
+
 VERBS: Dict[str, Verb] = {
     "start": _start,
     "ps": _ps,
@@ -179,6 +191,8 @@ VERBS: Dict[str, Verb] = {
     "clean": _clean,
     "probe": _probe,
     "remove": _remove,
+    "pack": _pack,
+    "unpack": _unpack,
 }
 
 
