@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuctl.node.processes import Process, ProcessId, children, find, scan
 from gpuctl.node.proof import Proof, lineage
+from gpuctl.node.proof import keeper as keeper_like
 from tests.parts.gpus import REPOSITORY
 from tests.waiting import wait_until
 
@@ -86,16 +87,21 @@ def kept(
     """A job with its marker under a keeper of its own. At the end nothing of it is left, proven or not."""
     plain = {name: value for name, value in os.environ.items() if name not in ("TMUX", "STY")}
     order = {"argv": argv, "env": {**plain, **marker(run, state_dir), **(env or {})}}
+    state_dir.mkdir(parents=True, exist_ok=True)
+    archive = state_dir / f"{'0' * 64}.pyz"  # a keeper is known by its argv: this one looks the same
+    archive.write_text(
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from tests.reaper import keeping; keeping.main()"
+    )
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "tests.reaper.keeping", json.dumps(order)],
+        [sys.executable, "-I", str(archive), "keep", json.dumps(order)],
         cwd=REPOSITORY, env={**plain, **(keeper_env or {})}, stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert keeper.stdout is not None
     root = id_of(keeper.pid)
     try:
-        job = int(keeper.stdout.readline())
-        wait_until(lambda: keeper.pid not in (job, 0) and _has_begun(job, argv), what="the job's exec")
-        yield Kept(root, id_of(job), run, str(state_dir))
+        job = ProcessId(*map(int, keeper.stdout.readline().split()))
+        wait_until(lambda: _has_begun(job.pid), what="the job's exec")
+        yield Kept(root, job, run, str(state_dir))
     finally:
         end_tree(root)
         keeper.kill()
@@ -103,9 +109,9 @@ def kept(
         keeper.stdout.close()
 
 
-def _has_begun(pid: int, argv: list[str]) -> bool:
+def _has_begun(pid: int) -> bool:
     found = find(pid)
-    return found is None or not found.alive or "tests.reaper.keeping" not in found.argv
+    return found is None or not found.alive or not keeper_like(found)
 
 
 def end_tree(root: ProcessId) -> None:
@@ -138,6 +144,3 @@ def started(argv: list[str], *, env: dict[str, str] | None = None) -> Iterator[s
 
 def pause_never(_: float) -> None:
     raise AssertionError("this was not to wait")
-
-
-Pausing = Callable[[float], None]

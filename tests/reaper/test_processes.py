@@ -90,8 +90,8 @@ def test_no_descriptor_is_left_open() -> None:
 
 def test_children_of_every_thread() -> None:
     code = (
-        "import subprocess, sys, threading, time\n"
-        "start = lambda: print(subprocess.Popen(['/bin/sleep', '60']).pid, flush=True) or time.sleep(60)\n"
+        "import os, subprocess, threading, time\n"
+        "start = lambda: os.write(1, b'%d\\n' % subprocess.Popen(['/bin/sleep', '60']).pid) and time.sleep(60)\n"
         "threading.Thread(target=start, daemon=True).start(); start()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
