@@ -1,0 +1,333 @@
+"""The judge of one attempt: takes its logs, its samples and its exit, answers what they mean. Time comes in as arguments
+(CLOCK_BOOTTIME, seconds); there is no I/O here, so a recorded run can be judged again.
+
+A line is never a verdict. While the process lives, only a dead thread or rank after which the progress stops is one; the
+rest waits for the exit.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Callable, ContextManager, Deque, Dict, List, Optional, Set, Union
+
+from gpuctl.watchdog import verdict
+from gpuctl.watchdog.advice import advise
+from gpuctl.watchdog.lines import Line, LineReader
+from gpuctl.watchdog.reading import Clue, Reading, line_reader
+from gpuctl.watchdog.signatures import Weight
+from gpuctl.wire.incidents import Evidence, Exit, Incident
+from gpuctl.wire.runspec import Watch
+from gpuctl.wire.samples import Sample
+
+QUIET_S = 10.0  # without progress after a thread's death, at least
+QUIET_RANK_S = 30.0  # after a rank's exception: it may still write a checkpoint or be caught
+QUIET_INTERVALS = 3  # of the usual time between two moves
+_PACE = 32  # moves that "usual" is taken from
+
+_SERVING = re.compile(
+    r"application startup complete|uvicorn running on|server (?:is )?(?:started|listening|ready)|the server is fired up|listening on (?:https?://|port|\S+:\d)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A first sign that the model is being loaded."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Loading is over."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: float
+    total: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The job's own line that says that it ended well."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class TooSlow:
+    """A regular expression of the job file was given up: it took too long on a line."""
+
+    key: str
+    pattern: str
+
+
+Notice = Union[Loading, Ready, Progress, Done, TooSlow]
+Guard = Callable[[], ContextManager[object]]
+"""Makes a context in which `TimeoutError` is raised when matching takes too long. The caller owns the clock (an interval
+timer interrupts Python's matcher); without one, the length of a line is the only limit."""
+
+
+class Judge:
+    """One per attempt. `type` is the job's: a `service` never ends by itself and makes no progress that counts."""
+
+    def __init__(
+        self, watch: Watch, *, type: str = "task", started: Optional[float] = None, guard: Optional[Guard] = None
+    ) -> None:
+        self.watch = watch
+        self.reading = Reading()
+        self.loading_s: Optional[float] = None
+        self.progressed = False
+        self.last_sample: Optional[Sample] = None
+        self._type = type
+        self._started = started
+        self._readers: Dict[str, LineReader] = {}
+        self._patterns = {
+            key: re.compile(source)
+            for key, source in (("ready", watch.ready), ("progress", watch.progress), ("done", watch.done))
+            if source is not None
+        }
+        self._guard: Guard = guard or nullcontext
+        self._ready = False
+        self._said_loading = False
+        self._moves: Deque[float] = deque(maxlen=_PACE)
+        self._told: Set[str] = set()
+
+    @property
+    def phase(self) -> str:
+        """`load` until the job is ready, then `train`, or `infer` for a service."""
+        if not self._ready:
+            return "load" if self._said_loading else "unknown"
+        return "infer" if self._type == "service" else "train"
+
+    # ── what comes in ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def feed(self, source: str, data: bytes, at: float) -> List[Notice]:
+        """Bytes of one followed file, in order. Of the progress in them only the last is answered."""
+        self._start(at)
+        reader = self._readers.get(source)
+        if reader is None:
+            reader = self._readers[source] = line_reader()
+        reader.whole = bool(self._waited_for())
+        return self._read(reader.feed(data), source, at)
+
+    def truncated(self, source: str) -> None:
+        """The file was cut or replaced: its half line is no beginning of what comes next."""
+        if source in self._readers:
+            self._readers[source].forget()
+
+    def sample(self, sample: Sample) -> None:
+        self._start(sample.mono_s)
+        self.last_sample = sample
+
+    def tick(self, at: float) -> List[Incident]:
+        """What has become certain by now. Each is answered once; `fatal` ones ask for the attempt's end."""
+        self._start(at)
+        found = [self._late(at), self._dead(at), self._fading()]
+        return [incident for incident in found if incident is not None]
+
+    def exited(self, exit: Exit, at: float) -> Optional[Incident]:
+        """Why the attempt ended. None: it succeeded, was ended on request, or its exit can't be known."""
+        self._start(at)
+        for source, reader in self._readers.items():
+            self._read(reader.close(), source, at)
+        if exit.timed_out:
+            return _made("timeout", "It ran longer than `timeout` allows.")
+        if exit.asked or (exit.exit_code is None and exit.signal is None):
+            return None
+        if exit.left_behind:
+            return _made(
+                "code_error",
+                "Its command went to the background: the first process ended while others go on and hold GPU memory. "
+                "gpuctl detaches by itself; let the command run in the foreground.",
+            )
+        if exit.exit_code == 0 and self._type != "service":
+            return None
+        found = verdict.incident(self.reading, failed=exit.exit_code != 0)
+        if found is not None and (found.fatal or exit.exit_code != 0):
+            return replace(found, fatal=True)
+        return self._unexplained(exit)
+
+    # ── lines ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, at: float) -> None:
+        if self._started is None:
+            self._started = at
+
+    def _waited_for(self) -> List[str]:
+        """The job's own lines that may come anywhere: while one is awaited, every line is read."""
+        return [key for key in self._patterns if key == "done" or (key == "ready" and not self._ready)]
+
+    def _read(self, lines: List[Line], source: str, at: float) -> List[Notice]:
+        notices: List[Notice] = []
+        progress: Optional[Progress] = None
+        before = self.reading.moves
+        for line in lines:
+            counter = self.reading.take(line, source, at)
+            stated = self._stated(line.text, notices)
+            if "progress" in self._patterns:
+                progress = stated or progress
+            elif counter is not None and not counter.loading:
+                progress = Progress(counter.done, counter.total)
+            self._note_phase(line.text, bool(counter and not counter.loading), bool(stated), at, notices)
+        if self.reading.moves > before:
+            self._moves.append(at)
+        if progress is not None:
+            self.progressed = True
+            notices.append(progress)
+        return notices
+
+    def _stated(self, text: str, notices: List[Notice]) -> Optional[Progress]:
+        """What the job's own patterns say of the line."""
+        progress: Optional[Progress] = None
+        for key, pattern in list(self._patterns.items()):
+            try:
+                with self._guard():
+                    found = pattern.search(text)
+            except TimeoutError:
+                del self._patterns[key]
+                notices.append(TooSlow(key, pattern.pattern))
+                continue
+            if not found:
+                continue
+            if key == "progress":
+                progress = _progress_of(found)
+                self._count_stated(progress)
+            elif key == "done":
+                notices.append(Done(text))
+            elif not self._ready:
+                self._become_ready(text, notices)
+        return progress
+
+    def _count_stated(self, progress: Progress) -> None:
+        """The job's own counter moves the work on as a recognised one does."""
+        self.reading.count_stated(progress.done)
+
+    def _note_phase(self, text: str, counted: bool, stated: bool, at: float, notices: List[Notice]) -> None:
+        if not self._said_loading and self.reading.loading:
+            self._said_loading = True
+            notices.append(Loading(text))
+        if not self._ready and "ready" not in self._patterns and (counted or stated or _SERVING.search(text)):
+            self._become_ready(text, notices)
+        if self._ready and self.loading_s is None and self._started is not None:
+            self.loading_s = max(0.0, at - self._started)
+
+    def _become_ready(self, text: str, notices: List[Notice]) -> None:
+        self._ready = True
+        notices.append(Ready(text))
+
+    # ── while it lives ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _late(self, at: float) -> Optional[Incident]:
+        limit = self.watch.ready_within_s
+        if (
+            limit is None
+            or self._ready
+            or self._started is None
+            or at - self._started < limit
+            or not self._first("late")
+        ):
+            return None
+        return replace(_made("timeout", f"It was not ready within {limit:.0f} s (`ready_within`)."), phase="load")
+
+    def _dead(self, at: float) -> Optional[Incident]:
+        """A thread or rank that died, once it is plain that the rest can't go on without it."""
+        for clue in self.reading.clues:
+            if (
+                clue.hint
+                or not _is_death(clue)
+                or at - max(clue.at, self._moves[-1] if self._moves else 0.0) < self._patience(clue)
+            ):
+                continue
+            seen = bool(self._moves) or self.watch.progress is not None
+            certain = seen and not verdict.moved_since(self.reading, clue)
+            if self._first(f"death of {clue.evidence.thread or clue.evidence.rank}"):
+                return verdict.describe(self.reading, clue, fatal=certain)
+        return None
+
+    def _patience(self, clue: Clue) -> float:
+        times = list(self._moves)
+        usual = median([later - earlier for earlier, later in zip(times, times[1:])]) if len(times) > 2 else 0.0
+        return max(QUIET_S if clue.evidence.thread else QUIET_RANK_S, QUIET_INTERVALS * usual)
+
+    def _fading(self) -> Optional[Incident]:
+        """A finding about a job that goes on: a NaN loss, a GPU that reports faults."""
+        clue = verdict.finding(self.reading)
+        if clue is None or clue.scope == "thread" or not self._first(verdict.class_of(clue)):
+            return None
+        return verdict.describe(self.reading, clue, fatal=False)
+
+    def _first(self, what: str) -> bool:
+        if what in self._told:
+            return False
+        self._told.add(what)
+        return True
+
+    def _unexplained(self, exit: Exit) -> Incident:
+        """Nothing in the logs says why: the exit is all there is."""
+        if exit.exit_code == 0:
+            return _made("unknown", "The service ended by itself with code 0, though nobody asked it to.")
+        number = exit.signal if exit.signal is not None else (exit.exit_code or 0) - 128
+        if exit.signal is not None or 0 < number <= 64:
+            name = _signal_name(number)
+            advice = f"It was ended by {name}, which gpuctl did not send; its log does not say why."
+            if number == signal.SIGKILL:
+                advice += (
+                    " The kernel does so when the machine's or container's main memory runs out: see its kernel log."
+                )
+            return _made(
+                "code_error" if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL) else "unknown",
+                advice,
+                f"ended by {name}",
+            )
+        if exit.exit_code in (126, 127):
+            return _made(
+                "code_error",
+                "The shell could not find or start a command (exit code {}).".format(exit.exit_code),
+                f"exit code {exit.exit_code}",
+            )
+        return _made(
+            "unknown",
+            f"It ended with exit code {exit.exit_code}; its log does not say why.",
+            f"exit code {exit.exit_code}",
+        )
+
+
+def _is_death(clue: Clue) -> bool:
+    """A thread's end, or a rank's uncaught exception: its own traceback under its own prefix."""
+    if clue.weight <= Weight.LAUNCHER:
+        return False
+    return clue.scope == "thread" or (clue.scope == "process" and not clue.alone and clue.evidence.rank is not None)
+
+
+def _progress_of(found: "re.Match[str]") -> Progress:
+    groups = found.groupdict()
+    return Progress(_count(groups.get("done")) or 0.0, _count(groups.get("total")))
+
+
+def _count(text: Optional[str]) -> Optional[float]:
+    try:
+        return float(text.replace(",", "")) if text else None
+    except ValueError:
+        return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _made(cls: str, advice: str, evidence: str = "") -> Incident:
+    """An incident that no line of a log tells."""
+    lines = [Evidence(cls, evidence, source="exit")] if evidence else []
+    return Incident(cls, True, evidence=lines, advice=advice or advise(Incident(cls, True)))

@@ -1,0 +1,242 @@
+"""From an incident to an action: a table by class, the job's own word above it, budgets around both.
+
+`decide` is pure: it is given the history and answers what to do; how long to wait for foreign memory, and that nothing
+starts before the GPUs are empty, is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from gpuctl.watchdog.gpu_memory import held_by_others
+from gpuctl.watchdog.ladder import Exhausted, next_step
+from gpuctl.wire.incidents import Action, AttemptRecord, Incident
+from gpuctl.wire.runspec import OnOom, Relaunches, RunSpec, Scalar
+
+GIVES_WAY = ("gpu_oom", "gpu_oom_fragmentation")
+AT_LOAD = ("gpu_oom_at_load", "kv_cache_too_small")
+CURABLE = (
+    "nccl_timeout",
+    "nccl_error",
+    "port_in_use",
+    "auth_or_download",
+    "rank_failed_secondary",
+    "thread_died",
+    "unknown",
+)
+"""What a second try may cure: `on_failure` is about these."""
+HARMFUL: Mapping[str, str] = {
+    "xid_hw": "the GPU reports a hardware fault: once it is reset or replaced, `gpuctl relaunch` goes on",
+    "driver_hung": "the driver does not answer: once the node is well again, `gpuctl relaunch` goes on",
+    "disk_full": "a disk is full: once there is room, `gpuctl relaunch` goes on",
+}
+"""Where a relaunch would do harm, or fail at once: the run waits for a person, and says for what."""
+
+_GRANULE = (
+    20 << 20
+)  # PyTorch's allocator asks for blocks of this size whatever the tensor: equal requests prove nothing
+_SETTING = re.compile(r"try setting (PYTORCH_\w*ALLOC_CONF)=(expandable_segments:True)")
+_OLD_SETTING = "try setting max_split_size_mb"
+
+
+def decide(
+    incident: Incident,
+    spec: RunSpec,
+    params: Mapping[str, Scalar],
+    history: Sequence[AttemptRecord],
+    *,
+    resumes: bool = False,
+) -> Action:
+    """What to do about it. `params` are the failed attempt's; `history` is every attempt, that one last.
+
+    `resumes`: the next attempt would go on from a checkpoint.
+    """
+    since = _since_request(history)
+    own = spec.policy.get(incident.cls)
+    if own == "alert" or (own is None and not incident.fatal):
+        return Action("alert", incident.advice or incident.cls, state="failed")
+    if own == "stop":
+        return _stop("failed", incident, "the job's `policy` says so")
+    env = allocator_settings(spec, since)
+    if isinstance(own, Relaunches):
+        return _again(incident, own, params, since, env, f"`policy` allows {own.relaunch} relaunches")
+    if incident.cls in GIVES_WAY + AT_LOAD:
+        return _give_way(incident, spec, params, since, env, resumes)
+    if incident.cls in HARMFUL:
+        return _stop("failed" if incident.cls == "disk_full" else "blocked", incident, HARMFUL[incident.cls])
+    if incident.cls in CURABLE:
+        return _again(
+            incident, spec.on_failure, params, since, env, f"`on_failure` allows {spec.on_failure.relaunch} relaunches"
+        )
+    return _stop("failed", incident, "a second try would fail in the same way")
+
+
+def allocator_settings(spec: RunSpec, history: Sequence[AttemptRecord]) -> Dict[str, str]:
+    """What earlier messages asked to set against fragmentation: from then on it stays set for this run."""
+    found: Dict[str, str] = {}
+    for record in history:
+        incident = record.incident
+        if incident is None or incident.cls != "gpu_oom_fragmentation":
+            continue
+        text = " ".join(evidence.text for evidence in incident.evidence)
+        setting = _SETTING.search(text)
+        if setting:
+            found[setting.group(1)] = setting.group(2)
+        elif _OLD_SETTING in text:
+            found["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:512"
+    return {name: value for name, value in found.items() if name not in spec.env}
+
+
+def _give_way(
+    incident: Incident,
+    spec: RunSpec,
+    params: Mapping[str, Scalar],
+    since: Sequence[AttemptRecord],
+    env: Dict[str, str],
+    resumes: bool,
+) -> Action:
+    """GPU memory ran out: whose fault was it, and what is there to give way on?"""
+    on_oom = spec.on_oom or OnOom()
+    relaunched = sum(
+        1 for record in since if record.incident is not None and record.incident.cls in GIVES_WAY + AT_LOAD
+    )
+    if spec.on_oom is None:
+        return _stop("failed", incident, "the job has no `on_oom`, so nothing may be reduced")
+    if relaunched > on_oom.max_relaunches:
+        return _stop(
+            "blocked", incident, f"it ran out of memory {relaunched} times (`max_relaunches: {on_oom.max_relaunches}`)"
+        )
+    foreign = _foreign(incident, since)
+    if foreign:
+        return Action(
+            "relaunch", f"{foreign}: relaunched unchanged once the GPUs are empty", params=dict(params), env=env
+        )
+    if _new_setting(incident, spec, since):
+        names = ", ".join(f"{name}={value}" for name, value in env.items())
+        return Action(
+            "relaunch", f"much was reserved but unused: unchanged, with {names}", params=dict(params), env=env
+        )
+    lost = _too_much_lost(on_oom, spec, since)
+    if lost:
+        return _stop("blocked", incident, lost)
+    if _same_request(since):
+        return _stop(
+            "blocked",
+            incident,
+            "two sizes failed with the same request at the same place: the parameter is not the cause",
+        )
+    reduce = on_oom.at_load if incident.cls in AT_LOAD else on_oom.reduce
+    if incident.cls in AT_LOAD and not reduce:
+        return _stop(
+            "blocked",
+            incident,
+            "it ran out while loading, which no smaller batch changes (`on_oom.at_load` names what would)",
+        )
+    step = next_step(
+        on_oom,
+        params,
+        [record.params for record in since if _counts(record)],
+        reduce=reduce,
+        loading_s=_loading_s(since),
+    )
+    if isinstance(step, Exhausted):
+        return _stop("blocked", incident, step.why)
+    if resumes and not on_oom.resume_changed:
+        return _stop(
+            "blocked", incident,
+            "it would resume from a checkpoint with changed values, which breaks schedules and step counts silently "
+            "(`on_oom: {resume_changed: true}` if that is fine)",
+        )  # fmt: skip
+    return Action("relaunch", f"{_what(incident)}: {step.why}", params=step.params, env=env)
+
+
+def _again(
+    incident: Incident,
+    budget: Relaunches,
+    params: Mapping[str, Scalar],
+    since: Sequence[AttemptRecord],
+    env: Dict[str, str],
+    said: str,
+) -> Action:
+    """The same once more, within a budget that counts this class only."""
+    tries = sum(1 for record in since if record.incident is not None and record.incident.cls == incident.cls)
+    if tries > budget.relaunch:
+        return _stop("failed", incident, said)
+    delay = budget.backoff_s * 2 ** max(0, tries - 1)
+    why = f"{_what(incident)}: try {tries + 1} of {budget.relaunch + 1}"
+    return Action("relaunch", why, params=dict(params), env=env, delay_s=delay)
+
+
+def _since_request(history: Sequence[AttemptRecord]) -> List[AttemptRecord]:
+    """The attempts since a person last asked for one: budgets begin anew there."""
+    start = max((index for index, record in enumerate(history) if record.requested), default=0)
+    return list(history[start:])
+
+
+def _foreign(incident: Incident, since: Sequence[AttemptRecord]) -> Optional[str]:
+    """Was it other processes' memory? Only where the message or the state of the GPUs at the beginning says so."""
+    if incident.evidence and held_by_others(incident.evidence[0]):
+        pids = ", ".join(str(other["pid"]) for other in incident.evidence[0].others)
+        return f"other processes ({pids}) held the GPU's memory"
+    if since and not since[-1].gpus_were_empty:
+        return "the GPUs were not empty when it began"
+    return None
+
+
+def _counts(record: AttemptRecord) -> bool:
+    """Has it shown that these values do not fit? Not where others held memory."""
+    incident = record.incident
+    if incident is None or incident.cls not in GIVES_WAY + AT_LOAD or not record.gpus_were_empty:
+        return False
+    return not (incident.evidence and held_by_others(incident.evidence[0]))
+
+
+def _new_setting(incident: Incident, spec: RunSpec, since: Sequence[AttemptRecord]) -> bool:
+    """Fragmentation, and a setting against it that no attempt before this one had."""
+    if incident.cls != "gpu_oom_fragmentation":
+        return False
+    return allocator_settings(spec, since) != allocator_settings(spec, since[:-1])
+
+
+def _too_much_lost(on_oom: OnOom, spec: RunSpec, since: Sequence[AttemptRecord]) -> Optional[str]:
+    """Late, with nothing to resume from: a leak or one long sample, which the next attempt would meet as late."""
+    if on_oom.max_lost_s is None or spec.resume is not None or not since:
+        return None
+    last = since[-1]
+    if last.duration_s is None or not last.progressed or last.duration_s <= on_oom.max_lost_s:
+        return None
+    return (
+        f"it had run for {last.duration_s / 60:.0f} minutes, more than `max_lost`, and has nothing to resume from: "
+        "a leak or one long sample would end the next attempt as late"
+    )
+
+
+def _same_request(since: Sequence[AttemptRecord]) -> bool:
+    failures = [
+        record for record in since if _counts(record) and record.incident is not None and record.incident.evidence
+    ]
+    if len(failures) < 2 or failures[-1].params == failures[-2].params:
+        return False
+    last, before = failures[-1].incident, failures[-2].incident
+    assert last is not None and before is not None
+    one, other = last.evidence[0], before.evidence[0]
+    big = one.requested_bytes is not None and one.requested_bytes > _GRANULE
+    return big and one.requested_bytes == other.requested_bytes and one.frame is not None and one.frame == other.frame
+
+
+def _loading_s(since: Sequence[AttemptRecord]) -> Optional[float]:
+    known = [record.loading_s for record in since if record.loading_s is not None]
+    return max(known, default=None)
+
+
+def _what(incident: Incident) -> str:
+    where = f" on GPU {incident.gpu}" if incident.gpu is not None else ""
+    return f"{incident.cls}{where}"
+
+
+def _stop(state: str, incident: Incident, why: str) -> Action:
+    return Action("stop", f"{_what(incident)}: {why}", state=state)
+
+
+__all__: List[str] = ["AT_LOAD", "CURABLE", "GIVES_WAY", "HARMFUL", "allocator_settings", "decide"]
