@@ -11,7 +11,7 @@ import asyncio
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,10 @@ async def _demo(folder: Path, as_json: bool) -> int:
                 output.note("interrupted; ending the run and removing what it left")
                 await _end(agent, row.run)
                 raise Interrupted from None
+            except GpuctlError:
+                with suppress(GpuctlError):  # the first error is the one to tell
+                    await _end(agent, row.run)
+                raise
             await _verdict(agent, finished)
     finally:
         store.close()

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -144,6 +144,21 @@ def doing(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(printable(what)):
         yield
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int], None]]:
+    """A count of bytes on stderr, which the block tells how many have passed; nothing of it in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda _bytes: None
+        return
+    from rich.console import Console  # here: only a terminal pays for it
+    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(what), total=None)
+        yield lambda passed: bar.update(task, completed=passed)
 
 
 def ask(question: str) -> bool:

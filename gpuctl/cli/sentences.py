@@ -75,11 +75,15 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def _count(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def progress(done_total: Mapping[str, Any] | None) -> str | None:
     if not done_total or done_total.get("done") is None:
         return None
     done, total = done_total["done"], done_total.get("total")
-    return f"{done}/{total}" if total else str(done)
+    return f"{_count(done)}/{_count(total)}" if total else _count(done)
 
 
 def last_words(row: RunRow) -> str | None:
@@ -184,10 +188,20 @@ def _why(event: Event) -> str:
     return str(event.get("why") or event.get("text") or _facts(event))
 
 
+def _ready(event: Event) -> str:
+    return str(event.get("line") or "")
+
+
+def _cleaning(event: Event) -> str:
+    return str(event.get("why") or (f"GPUs {gpus(event['gpus'])}" if event.get("gpus") else ""))
+
+
 _TELL: Mapping[str, Callable[[Event], str]] = {
     "run_created": _created,
     "attempt_started": _started,
+    "ready": _ready,
     "progress": _progress,
+    "cleaning": _cleaning,
     "incident": _incident,
     "attempt_exited": _exited,
     "killed": _killed,
