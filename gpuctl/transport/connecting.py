@@ -56,13 +56,18 @@ class Route:
         return hostkeys.files(self.node, self.options.config)
 
 
+def place_of(node: Node) -> str:
+    """For messages: its name, and its address where that says more."""
+    return node.name if node.address in (None, node.name) else f"{node.name} ({node.address})"
+
+
 async def route(node: Node) -> Route:
     """Reads the SSH configuration; sends nothing yet."""
     if node.address is None:
         raise UsageError(
             f"node {node.name} has no address", "Give it `address:` in the inventory, or `transport: local`."
         )
-    where = node.name if node.address == node.name else f"{node.name} ({node.address})"
+    where = place_of(node)
     host = Place(node.address, node.port, node.user, node.identity_file)
     options = await _options(node, host, where)
     jumps = node.proxy_jump if node.proxy_jump is not None else options.tunnel

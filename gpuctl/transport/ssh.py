@@ -16,7 +16,7 @@ import asyncssh
 
 from gpuctl.errors import ConnectionLost, Unreachable
 from gpuctl.transport.base import READ_SIZE, Process, Terminal, checked
-from gpuctl.transport.connecting import Connection, connected, route
+from gpuctl.transport.connecting import Connection, connected, place_of, route
 from gpuctl.transport.exits import of_signal
 from gpuctl.transport.mapping import mapped
 from gpuctl.transport.plain import DECODE, escaped
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # The shell that becomes the process says its pid, which is its process group's too (sshd gives it a session).
 ANNOUNCE = r'printf "\001%d\n" $$ >&2; '
 PID = re.compile(rb"\x01(\d+)\n")
+MAX_NOISE = 256 * 1024
 KILL_S = 5.0
 CHANNELS = 8  # sshd's MaxSessions is 10 unless somebody lowers it; then `_Room` learns how many there are
 
@@ -38,7 +39,7 @@ class ChannelRefused(Unreachable):
 class SshTransport:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.where = node.name if node.address in (None, node.name) else f"{node.name} ({node.address})"
+        self.where = place_of(node)
         self._connecting = asyncio.Lock()
         self._connection: Connection | None = None
         self._open = AsyncExitStack()
@@ -87,6 +88,7 @@ class SshTransport:
     async def _fresh(self, stale: Connection | None) -> Connection:
         async with self._connecting:
             if self._connection is None or self._connection is stale:
+                self._connection = None
                 await self._open.aclose()
                 self._connection = await self._open.enter_async_context(connected(await route(self._node)))
             return self._connection
@@ -161,8 +163,8 @@ class SshProcess:
                 if found := PID.search(self._stderr_head):
                     self._pid = int(found[1])
                     self._stderr_head = self._stderr_head[: found.start()] + self._stderr_head[found.end() :]
-                elif not part:
-                    self._pid = 0
+                elif not part or len(self._stderr_head) > MAX_NOISE:
+                    self._pid = 0  # a forced command, which ran instead of ours
 
     def _leave(self) -> None:
         if self._in_room:

@@ -99,6 +99,7 @@ for name in zipfile.ZipFile(sys.argv[1]).namelist():
 
 def test_a_checkout_elsewhere_gives_the_same_digest(tmp_path: Path) -> None:
     """Neither paths nor times of the files are in it."""
+    fresh()
     package = Path(sys.modules["gpuctl"].__file__ or "").parent
     shutil.copytree(
         package, tmp_path / "gpuctl", ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile

@@ -322,3 +322,16 @@ def test_every_exception_of_asyncssh_is_one_of_ours() -> None:
 def test_a_fault_of_ours_is_not_dressed_up_as_the_nodes() -> None:
     with pytest.raises(ZeroDivisionError), mapping.mapped("gpu1"):
         _ = 1 / 0
+
+
+def test_a_forced_command_runs_instead_of_ours(tmp_path: Path) -> None:
+    async def story(transport: Transport) -> None:
+        done = await run(transport, ["echo", "ours"], deadline_s=20)
+        assert (done.stdout, done.exit_code) == (b"forced\n", 3)
+        assert done.stderr == b"e" * 500_000
+
+    script = tmp_path / "forced"
+    script.write_text("#!/bin/sh\nhead -c 500000 /dev/zero | tr '\\0' e >&2\necho forced\nexit 3\n")
+    script.chmod(0o755)
+    with running_sshd(tmp_path / "sshd", f"ForceCommand {script}") as server:
+        on(server.node(), story)
