@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 
 from gpuctl.node.clock import boottime
 from gpuctl.node.folders import RUN_ID, StateFolder, expand
-from gpuctl.node.journal import read
+from gpuctl.node.journal import outline
 from gpuctl.node.machine import Machine, identity, process_start
 from gpuctl.node.refusal import UNFIT, Refusal
 from gpuctl.wire.life import fold
@@ -195,7 +195,7 @@ class Leases:
                 return boottime() - lease.mono_s > UNBORN_S
         except OSError:
             return False
-        return fold(read(os.path.join(folder, "journal.jsonl"))).over
+        return fold(outline(os.path.join(folder, "journal.jsonl"))).over
 
 
 def _shared_folder(wanted: str, fallback_in: str) -> str:

@@ -73,12 +73,14 @@ class Log:
         """On from `text` as it grows, until the run has ended; without `over_attempts`, until its attempt has."""
         watched = {text.path, self.folder.attempts}
         for _ in pursuit.rounds(link, also=watched):
+            if text.offset == 0:
+                text.path = self._path(text.attempt)  # it may exist only now, in one of two places
             later = [number for number in self.folder.attempt_numbers() if number > text.attempt]
             text.send(link)  # first what the attempt wrote before a later one began
             for number in later if over_attempts else []:
                 text = self.text(number)
                 text.send(link)
-                watched.add(text.path)
+            watched.add(text.path)
             if later and not over_attempts:
                 return
 

@@ -60,10 +60,13 @@ class Pursuit:
         """New events, often none: a round for each change and one every `every_s`, until all runs have ended.
         `also` holds other paths whose change is worth a round; it may grow."""
         waiter = Waiter()
+        watched: Set[str] = set()
         next_look = boottime()
         try:
             while True:
-                self._watch(waiter, also)
+                for path in self._paths(also) - watched:
+                    waiter.watch(path)
+                    watched.add(path)
                 events = [(tail.folder.run, event) for tail in self.tails for event in tail.read()]
                 ended = self._newcomers is None and all(tail.life.over for tail in self.tails)
                 yield events
@@ -72,20 +75,18 @@ class Pursuit:
                 if boottime() >= next_look:
                     next_look = boottime() + LOOK_S
                     self._look()
+                if self._paths(also) - watched:
+                    continue  # what is new is watched first and read after, so that no change falls between
                 woke = link.wait(waiter, LOOK_S if every_s is None else every_s)
                 if self._newcomers is not None and self._newcomers.runs in woke:
                     self._admit()
         finally:
             waiter.close()
 
-    def _watch(self, waiter: Waiter, also: Collection[str]) -> None:
-        """Before reading, so that nothing is missed between."""
-        if self._newcomers is not None:
-            waiter.watch(self._newcomers.runs)
-        for tail in self.tails:
-            waiter.watch(tail.folder.journal)
-        for path in also:
-            waiter.watch(path)
+    def _paths(self, also: Collection[str]) -> Set[str]:
+        """All whose change is worth a round."""
+        newcomers = [self._newcomers.runs] if self._newcomers is not None else []
+        return {*also, *newcomers, *(tail.folder.journal for tail in self.tails)}
 
     def _look(self) -> None:
         for tail in self.tails:

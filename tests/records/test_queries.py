@@ -195,8 +195,8 @@ def test_a_stream_with_samples(queries: Queries, new_run: NewRun, supervised: An
     wait_until(lambda: reading.closed)
 
 
-def log(queries: Queries, run: str = "a-1", **how: Any) -> Reading:
-    return Reading(partial(queries.log, run=run, **how))
+def log(queries: Queries, run: str = "a-1", *, keepalive_s: float | None = None, **how: Any) -> Reading:
+    return Reading(partial(queries.log, run=run, **how), keepalive_s=keepalive_s)
 
 
 def test_the_log_byte_for_byte(queries: Queries, new_run: NewRun) -> None:
@@ -242,9 +242,23 @@ def test_a_file_that_the_job_writes_itself(queries: Queries, new_run: NewRun, tm
     assert reading.text == b"in GPUCTL_DIR\n"
 
 
-def test_the_log_is_followed_over_attempts_and_ends_with_the_run(
-    queries: Queries, new_run: NewRun, supervised: Any
+def test_a_file_is_followed_from_when_the_job_makes_it(
+    queries: Queries, new_run: NewRun, supervised: Any, tmp_path: Path
 ) -> None:
+    folder = supervised(new_run("a-1", STARTED, workdir=str(tmp_path)))
+    write_log(folder, 1, b"x")
+    reading = log(queries, file="rank0.log", follow=True, keepalive_s=0.02)
+    wait_until(lambda: (reading.beat(), reading.frames)[1], what="it waits")
+    Path(folder.attempt(1).path, "rank0.log").write_bytes(b"in GPUCTL_DIR\n")
+    wait_until(lambda: (reading.beat(), reading.text)[1] == b"in GPUCTL_DIR\n")
+    reading.hang_up()
+    wait_until(lambda: reading.closed)
+
+
+def test_the_log_is_followed_over_attempts_and_ends_with_the_run(
+    queries: Queries, new_run: NewRun, supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuctl.node.pursuit.LOOK_S", 1000.0)  # only a change wakes it
     folder = supervised(new_run("a-1", STARTED))
     reading = log(queries, follow=True)
     write_log(folder, 1, b"one\n")
@@ -252,10 +266,12 @@ def test_the_log_is_followed_over_attempts_and_ends_with_the_run(
     write_log(folder, 1, b"two\n")
     write_log(folder, 2, b"three\n")
     wait_until(lambda: reading.text == b"one\ntwo\nthree\n")
+    write_log(folder, 2, b"more\n")
+    wait_until(lambda: reading.text == b"one\ntwo\nthree\nmore\n")
     write_log(folder, 3, b"four\n")
     Journal(folder.journal).append(**FINISHED)
     reading.join()
-    assert reading.text == b"one\ntwo\nthree\nfour\n"
+    assert reading.text == b"one\ntwo\nthree\nmore\nfour\n"
 
 
 def test_after_a_cut_it_goes_on_where_it_was(queries: Queries, new_run: NewRun) -> None:
