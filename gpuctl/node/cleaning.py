@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from gpuctl.node import faults
 from gpuctl.node.attempt import Attempt
@@ -28,6 +28,7 @@ class Cleaning:
     def __init__(self, supervisor: Supervisor) -> None:
         self._of = supervisor
         self._proof: Optional[Proof] = None
+        self._spared: Set[Tuple[object, object]] = set()
         self.were_empty = True  # the GPUs, when the current attempt began
 
     def open(self, attempt: Attempt) -> None:
@@ -115,8 +116,9 @@ class Cleaning:
         def on_kill(process: Process, signal: str, reason: str) -> None:
             of.record.write("killed", pid=process.id.pid, name=process.comm, signal=signal, why=reason or why)
 
-        top = attempt.top()
-        end(top, self._proof, stop, pause=of.pause, on_kill=on_kill)
+        reaped = end(attempt.top(), self._proof, stop, pause=of.pause, on_kill=on_kill)
+        for process, reason in reaped.spared:
+            self._spare(process.id.pid, process.comm, reason)
 
     def _wait_empty(self, deadline_s: float) -> Emptiness:
         of = self._of
@@ -129,11 +131,19 @@ class Cleaning:
     def _report(self, found: Emptiness) -> None:
         of = self._of
         for spared in found.spared:
-            of.record.write("spared", **spared)
+            self._spare(spared["pid"], spared["name"], spared["why"])
         if found.empty:
-            of.record.write("gpus_empty", after_s=found.after_s, gpus=[device.index for device in of.placement.devices])
+            indices = [device.index for device in of.placement.devices]
+            ghost = {"ghost_utilisation": found.ghost_utilisation} if found.ghost_utilisation else {}
+            of.record.write("gpus_empty", after_s=found.after_s, gpus=indices, **ghost)
         else:
             of.record.write("not_empty", failure=found.failure, why=found.why)
+
+    def _spare(self, pid: object, name: object, why: object) -> None:
+        """Journals once who was not touched, and why."""
+        if (pid, why) not in self._spared:
+            self._spared.add((pid, why))
+            self._of.record.write("spared", pid=pid, name=name, why=why)
 
     def _nothing_there(self, of_pids: Optional[List[int]] = None) -> bool:
         """Whether the run's GPUs hold no more than they may; with pids: none of theirs, as far as NVML says."""

@@ -81,8 +81,13 @@ class Follower:
             self._globs[folder, tuple(patterns)] = standing or {}
             self._scanned = float("-inf")
 
-    def read(self) -> List[Union[Chunk, Truncated]]:
-        """What was written since. Call again until it answers nothing, then wait for a change."""
+    def read(self, *, scan: bool = False) -> List[Union[Chunk, Truncated]]:
+        """What was written since. Call again until it answers nothing, then wait for a change.
+
+        New files are looked for now and then; with `scan` now: for a last read, after the writer's end.
+        """
+        if scan:
+            self._scanned = float("-inf")
         self._scan()
         found: List[Union[Chunk, Truncated]] = []
         for file in list(self._files.values()):

@@ -1,4 +1,4 @@
-"""What a run's journal says of its attempts: the policy's memory, rebuilt from the truth each time a supervisor starts."""
+"""What a run's journal says of its attempts: the policy's memory, rebuilt each time a supervisor starts."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
 """The keeper: one per attempt, the job's parent, a child subreaper, so that orphans of orphans stay its descendants.
 
-It starts the job, records its raw wait status, stays until it has no children, and starts a new supervisor where the
-old one died. It does not inherit the run's lock and carries no GPUCTL_* variable. The forked job waits on a pipe until
-the supervisor has journaled it; end of file there means: exit without exec. So a crash at any point starts no job twice.
+It starts the job, records its raw wait status, and starts a new supervisor where the old one died. It stays until it
+has no children and the supervisor has let it go (SIGTERM, sent once it is journaled what follows), so that a supervisor
+that dies between the job's exit and the next attempt is followed by one, too. It does not inherit the run's lock and
+carries no GPUCTL_* variable. The forked job waits on a pipe until the supervisor has journaled it; end of file there
+means: exit without exec. So a crash at any point starts no job twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -20,9 +23,10 @@ import time
 from typing import Any, Dict, Optional
 
 from gpuctl.node import clock, program
-from gpuctl.node.processes import find
+from gpuctl.node.processes import children, find
 
 PR_SET_CHILD_SUBREAPER = 36
+NOT_STARTED = b"n"
 RETRY_S = 1.0
 RESTART_BACKOFF_S = (0.0, 0.2, 1.0, 5.0, 30.0)
 OOM_SCORE_ADJ = "500"  # the kernel's OOM killer should take the job before its watchdog
@@ -44,21 +48,25 @@ def main() -> int:
     become_subreaper()
     folder = os.open(order["attempt_dir"], os.O_RDONLY | os.O_DIRECTORY)
     started = clock.boottime()
+    heard, told = os.pipe()
     job = os.fork()
     if job == 0:
-        _become_job(order)
+        _become_job(order, told)
     os.close(order["go_fd"])
+    os.close(told)
     found = find(job)
     report = {"pid": job, "start": found.id.start if found else 0}
     os.write(order["report_fd"], (json.dumps(report) + "\n").encode())
     os.close(order["report_fd"])
-    guard = threading.Thread(target=_guard, args=(order,), daemon=True)
-    guard.start()
-    _reap(job, folder, started)
+    if os.read(heard, 1) == NOT_STARTED:
+        os.waitpid(job, 0)
+        start_supervisor(order["run_dir"], order["secrets"])  # the one before us died: that is what the job was told
+        return 0
+    _keep(job, folder, started, order)
     return 0
 
 
-def _become_job(order: Dict[str, Any]) -> None:
+def _become_job(order: Dict[str, Any], told: int) -> None:
     """In the forked child: waits for the word, then becomes the job's shell. Never returns."""
     try:
         os.setsid()
@@ -67,7 +75,8 @@ def _become_job(order: Dict[str, Any]) -> None:
         os.close(order["report_fd"])
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         if os.read(order["go_fd"], 1) != b"g":
-            os._exit(0)  # the supervisor died before it had journaled us: nothing was started
+            os.write(told, NOT_STARTED)
+            os._exit(0)
         with open("/proc/self/oom_score_adj", "w") as adjust:
             adjust.write(OOM_SCORE_ADJ)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -75,21 +84,35 @@ def _become_job(order: Dict[str, Any]) -> None:
         os.dup2(log, 2)
         os.closerange(3, 256)
         os.chdir("/")
-        os.execve(order["argv"][0], order["argv"], {**order["env"], **order["secrets"]})
+        os.execve(order["argv"][0], order["argv"], {**order["env"], **order["secrets"]})  # noqa: S606  (argv, no shell)
     except BaseException as error:  # noqa: BLE001  (a forked child must not run the parent's code any further)
         os.write(2, f"gpuctl: the job could not be started: {error}\n".encode())
     os._exit(127)
 
 
-def _reap(job: int, folder: int, started: float) -> None:
-    """Collects children until there are none; the job's own status is written down at once."""
+def _keep(job: int, folder: int, started: float, order: Dict[str, Any]) -> None:
+    """Collects children until there are none and the supervisor has let go; the job's own status is written at once."""
+    let_go, letting_go = os.pipe()
+    os.set_blocking(letting_go, False)
+    signal.signal(signal.SIGTERM, lambda *_: _say(letting_go))
+    guard = threading.Thread(target=_guard, args=(order, letting_go), daemon=True)
+    guard.start()
     while True:
         try:
             pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
-            return
+            os.read(let_go, 1)
+            if not children(os.getpid()):
+                return
+            continue
         if pid == job:
             _record(folder, pid, status, started)
+
+
+def _say(pipe: int) -> None:
+    """A byte into a pipe; a full one has been heard already."""
+    with contextlib.suppress(BlockingIOError):
+        os.write(pipe, b".")
 
 
 def _record(folder: int, pid: int, status: int, started: float) -> None:
@@ -119,15 +142,20 @@ def _record(folder: int, pid: int, status: int, started: float) -> None:
             time.sleep(RETRY_S)  # a full disk: the supervisor is freeing its reserve, or a person makes room
 
 
-def _guard(order: Dict[str, Any]) -> None:
+def _guard(order: Dict[str, Any], letting_go: int) -> None:
     """Waits for the run's lock to come free (a supervisor died, whoever started it) and starts the next supervisor."""
     failures = 0
     while True:
-        lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
+        try:
+            lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # somebody removed the run's folder: there is nothing left to watch over
+            _say(letting_go)
+            return
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.close(lock)
         answer = start_supervisor(order["run_dir"], order["secrets"])
         if answer == "ended":
+            _say(letting_go)
             return
         failures = 0 if answer == "watching" else failures + 1
         time.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S) - 1)])

@@ -29,7 +29,7 @@ from gpuctl.wire.life import fold
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.word import Word
 
-FALLBACK_IN = "/tmp"  # noqa: S108  (shared on purpose, and checked as such)
+FALLBACK_IN = "/tmp"
 LOCK_DEADLINE_S = 10.0
 UNBORN_S = 60.0
 """A lease is taken before its run's folder is renamed into place; a caller that dies between leaves one without."""

@@ -113,8 +113,8 @@ def _freeze(proof: Proof) -> Dict[ProcessId, Process]:
             if not processes.signal(process.id, signals.SIGSTOP):
                 out_of_reach.add(process.id)
             frozen[process.id] = process
-        quiet = 0 if {process.id for process in running} - out_of_reach else quiet + 1
-        _chase(proof, frozen)
+        chased = _chase(proof, frozen)
+        quiet = 0 if chased or {process.id for process in running} - out_of_reach else quiet + 1
     return frozen
 
 
@@ -126,40 +126,46 @@ def _let_go(frozen: Dict[ProcessId, Process], ours: List[Process]) -> None:
         processes.signal(process, signals.SIGCONT)
 
 
-def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> None:
-    """Stops what forks and ends, forks and ends, faster than a scan can follow: as the child of a dead parent it is
-    the keeper's each time, and the keeper's children are read in microseconds."""
+def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> bool:
+    """Stops what forks and ends, forks and ends, faster than a scan can see it: as the child of a dead parent it is the
+    keeper's each time, and the keeper's children are read in microseconds.
+
+    Answers whether there was any: one that was stopped, or one that was listed and gone before it could be looked at.
+    """
+    active = False
     for _ in range(CHASE_ROUNDS):
-        fresh = 0
+        moved = False
         for root in proof.roots:
             for pid in processes.children(root.pid):
                 child = processes.find(pid)
-                if child is None or not child.alive or child.ppid != root.pid or child.id in frozen:
-                    continue
-                if proof.judge(child) and processes.signal(child.id, signals.SIGSTOP):
+                if child is None:
+                    moved = True
+                elif child.alive and child.ppid == root.pid and child.id not in frozen and proof.judge(child):
                     frozen[child.id] = child
-                    fresh += 1
-        if not fresh:
-            return
+                    moved |= processes.signal(child.id, signals.SIGSTOP)
+        active |= moved
+        if not moved:
+            break
+    return active
 
 
 def _kill(frozen: Dict[ProcessId, Process], proof: Proof, why: str, pause: Pause, on_kill: OnKill) -> Reaped:
     """SIGKILL to all of them and to what turns up still, until two scans in a row find none that it may yet end."""
     tried: Set[ProcessId] = set()
     killed: Set[ProcessId] = set()
-    targets = list(frozen.values())
     quiet = 0
     deadline = boottime() + GONE_DEADLINE_S
     while True:
-        fresh = [process for process in targets if process.id not in tried]
+        fresh = [process for process in frozen.values() if process.id not in tried]
         killed.update(process.id for process in _signal_all(fresh, signals.SIGKILL, why, on_kill))
         tried.update(process.id for process in fresh)
         verdict = proof.read(processes.scan())
-        targets = verdict.ours
-        dying = [process for process in targets if process.id in killed or process.id not in tried]
-        quiet = 0 if dying else quiet + 1
+        frozen.update((process.id, process) for process in verdict.ours)
+        chased = _chase(proof, frozen)
+        dying = [process for process in verdict.ours if process.id in killed or process.id not in tried]
+        quiet = 0 if dying or chased else quiet + 1
         if quiet == 2 or boottime() > deadline:
-            return Reaped(targets, verdict.spared)
+            return Reaped(verdict.ours, verdict.spared)
         pause(POLL_S)
 
 

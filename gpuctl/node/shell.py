@@ -50,7 +50,7 @@ def workdir(spec: RunSpec, known: Mapping[str, Scalar]) -> str:
 def environment(
     spec: RunSpec, known: Mapping[str, Scalar], *, attempt_dir: str, indices: List[int], added: Mapping[str, str]
 ) -> Dict[str, str]:
-    """The variables that gpuctl and the job file set, without secrets. `added` are the policy's (an allocator setting)."""
+    """The variables that gpuctl and the job file set, no secrets. `added` are the policy's (an allocator setting)."""
     ours = {
         "GPUCTL_RUN": spec.run,
         "GPUCTL_ATTEMPT": str(known["attempt"]),
@@ -99,9 +99,9 @@ def is_simple(command: str) -> bool:
         tokens = list(lexer)
     except ValueError:
         return False
-    operators = [token for token in tokens if token and set(token) <= set(";&|()")]
+    operators = [piece for piece in tokens if piece and set(piece) <= set(";&|()")]
     joined = re.sub(r"[0-9]*[<>]&[0-9-]+|&>>?", "", text)  # 2>&1 and &> are redirections, not lists
-    return not [token for token in operators if token != "&"] and not _has_bare(joined, "&")
+    return not [sign for sign in operators if sign != "&"] and not _has_bare(joined, "&")
 
 
 def _has_bare(text: str, sign: str) -> bool:

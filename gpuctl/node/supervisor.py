@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal as signals
 import sys
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpuctl.node import faults, program, shell
 from gpuctl.node.attempt import Attempt, NotStarted, Starting, set_aside
@@ -29,7 +30,7 @@ from gpuctl.node.keeper import become_subreaper
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
 from gpuctl.node.placement import Placement, read_launch, simulated_environment
-from gpuctl.node.processes import environ
+from gpuctl.node.processes import ProcessId, environ, signal
 from gpuctl.node.requests import Inbox, refusal_of
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.watching import Eyes, keep_standing
@@ -161,6 +162,7 @@ class Supervisor:
             code=shell.code_of(shell.workdir(self.spec, known)), machine=self.machine.to_json(),
         )  # fmt: skip
         faults.reach(self.state_dir, "attempt-journaled")
+        self._let_go(self.record.keepers[:-1])
         self.open_eyes(attempt)
         starting.go()
         faults.reach(self.state_dir, "attempt-told")
@@ -213,7 +215,7 @@ class Supervisor:
                 return Ending(request=self.request)
             if self.spec.timeout_s is not None and boottime() - started >= self.spec.timeout_s:
                 incidents.append(_timeout(self.spec.timeout_s))
-            if self.record.journal.short_of_room:
+            if self.record.journal.short_of_room or self.eyes.no_room:
                 incidents.append(_disk_full(self.run.path))
             for incident in incidents:
                 self.record.write("incident", **incident.to_event())
@@ -253,13 +255,13 @@ class Supervisor:
             self.relaunch_as_asked(request)
         elif ending.incident is not None:
             history = self.record.attempts
-            self.act(decide(ending.incident, self.spec, self.record.life.params, history))
+            self.act(decide(ending.incident, self.spec, self.record.life.params, history), ending.incident)
         elif ending.exit is not None and ending.exit.exit_code is None and ending.exit.signal is None:
             self.finish("lost", "it ended while nobody watched: its exit status can't be known")
         else:
             self.finish("succeeded", "it exited with code 0")
 
-    def act(self, action: Action) -> None:
+    def act(self, action: Action, incident: Incident) -> None:
         if action.kind == "relaunch" and not self.spec.observe:
             if action.delay_s > 0:
                 self.record.write("waiting", why=action.why, seconds=action.delay_s)
@@ -269,7 +271,8 @@ class Supervisor:
             self.record.write("relaunching", sync=True, params=action.params, why=action.why, env=action.env)
             faults.reach(self.state_dir, "relaunch-journaled")
         else:
-            self.finish(action.state or "failed", action.why)
+            said = "" if incident.evidence else f". {incident.advice}"
+            self.finish(action.state or "failed", action.why + said)
 
     def relaunch_as_asked(self, request: Request) -> None:
         if request.spec is not None:
@@ -285,7 +288,13 @@ class Supervisor:
         self.leases.leave(self.spec.run)
         self.record.write("run_finished", sync=True, state=state, why=why)
         self.leases.release(self.spec.run)
+        self._let_go(self.record.keepers)
         call_back(self.spec, self.node, self.record)
+
+    def _let_go(self, keepers: Sequence[ProcessId]) -> None:
+        """Old keepers may end: what follows is journaled. (They ignore it while they have children.)"""
+        for keeper in keepers:
+            signal(keeper, signals.SIGTERM)
 
     def revived(self) -> bool:
         """Whether somebody asked for a relaunch of the run that has ended."""

@@ -5,14 +5,15 @@ Everything that the supervisor waits for goes through `look`, so that logs are r
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set, Union
 
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
-from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.folders import RunFolder, write_json
+from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.history import Record
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.waiter import Waiter
@@ -23,6 +24,9 @@ from gpuctl.wire.samples import Sample
 
 SAMPLE_S = 1.0
 PROGRESS_S = 10.0
+ROOM_S = 5.0
+LINE_CHARACTERS = 200
+ENOUGH_BYTES = 1 << 20
 STANDING = "standing.json"
 
 
@@ -42,6 +46,8 @@ class Eyes:
         self._uuids: List[str] = []
         self._watched: Set[str] = set()
         self._next_sample = 0.0
+        self._next_room = 0.0
+        self.no_room = False  # the disk that holds the run is full
         self._last_progress = 0.0
         self._unwritten: Optional[Progress] = None
 
@@ -57,6 +63,7 @@ class Eyes:
         self._uuids = uuids
         self.peak_mib = {}
         self._unwritten, self._last_progress = None, 0.0
+        self._watch(attempt.folder.path)  # its log grows there, and exit.json appears
         if self.record.life.attempt == attempt.number and self.record.life.state in ("loading", "running", "cleaning"):
             self._read(quietly=self.record.attempts[-1].progressed or self.record.life.state != "loading")
 
@@ -72,12 +79,15 @@ class Eyes:
         if now >= self._next_sample:
             self._next_sample = max(self._next_sample + SAMPLE_S, now + SAMPLE_S / 2)
             self._sample()
+        if now >= self._next_room:
+            self._next_room = now + ROOM_S
+            self.no_room = not has_room(self.run.path)
         return list(self._judge.tick(now))
 
     def verdict(self, exit: Exit) -> Optional[Incident]:
         """What the judge says of an ended attempt, once the last of its logs is read."""
         assert self._judge is not None
-        self._read()
+        self._read(scan=True)
         self._flush_progress()
         return self._judge.exited(exit, boottime())
 
@@ -107,11 +117,12 @@ class Eyes:
         )  # fmt: skip
         self._judge.sample(self.last_sample)
 
-    def _read(self, *, quietly: bool = False) -> None:
+    def _read(self, *, quietly: bool = False, scan: bool = False) -> None:
         if self._follower is None or self._judge is None:
             return
         while True:
-            pieces = self._follower.read()
+            pieces = self._follower.read(scan=scan)
+            scan = False
             for piece in pieces:
                 if isinstance(piece, Truncated):
                     self.record.write("log_truncated", file=piece.source, lost_bytes=piece.lost_bytes)
@@ -122,18 +133,20 @@ class Eyes:
             if not pieces:
                 break
         for path in self._follower.paths:
-            if path not in self._watched:
-                self._watched.add(path)
-                self.waiter.watch(path)
+            self._watch(path)
+
+    def _watch(self, path: str) -> None:
+        if path not in self._watched:
+            self._watched.add(path)
+            self.waiter.watch(path)
 
     def _notice(self, notice: Notice) -> None:
         if isinstance(notice, Progress):
             self._progress(notice)
         elif isinstance(notice, Ready):
-            self.record.write("ready", line=notice.line)
-        elif isinstance(notice, Loading):
-            if self.record.life.state == "starting":
-                self.record.write("loading")
+            self.record.write("ready", line=notice.line[:LINE_CHARACTERS])
+        elif isinstance(notice, Loading) and self.record.life.state == "starting":
+            self.record.write("loading")
 
     def _progress(self, progress: Progress) -> None:
         now = boottime()
@@ -144,8 +157,31 @@ class Eyes:
 
     def _flush_progress(self) -> None:
         if self._unwritten is not None:
-            self.record.write("progress", done=self._unwritten.done, total=self._unwritten.total)
+            self.record.write("progress", done=_count(self._unwritten.done), total=_count(self._unwritten.total))
             self._unwritten = None
+
+
+def _count(value: Optional[float]) -> Union[int, float, None]:
+    """A whole number without its decimal point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def has_room(folder: str) -> bool:
+    """Whether a little can still be written there. Tried only where little is left: root may use what is reserved."""
+    try:
+        disk = os.statvfs(folder)
+        if disk.f_bavail * disk.f_frsize > ENOUGH_BYTES:
+            return True
+        path = os.path.join(folder, ".room")
+        try:
+            with open(path, "wb", buffering=0) as probe:
+                probe.write(b"\0" * 4096)
+                os.fsync(probe.fileno())
+        finally:
+            os.unlink(path)
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
 
 
 def keep_standing(attempt_dir: str, workdir: str, globs: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ class Stop(Word):
 
 @dataclass(frozen=True)
 class OnOom(Word):
-    """What gives way when GPU memory runs out. Mappings are by parameter name; a parameter without an entry has none."""
+    """What gives way when GPU memory runs out. Mappings are by parameter's name; what has no entry has none."""
 
     reduce: List[str] = field(default_factory=list)  # in the order in which to give way
     known_good: Dict[str, Number] = field(default_factory=dict)
