@@ -142,7 +142,8 @@ def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> bool:
                     moved = True
                 elif child.alive and child.ppid == root.pid and child.id not in frozen and proof.judge(child):
                     frozen[child.id] = child
-                    moved |= processes.signal(child.id, signals.SIGSTOP)
+                    processes.signal(child.id, signals.SIGSTOP)
+                    moved = True
         active |= moved
         if not moved:
             break

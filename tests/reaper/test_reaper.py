@@ -39,7 +39,7 @@ def test_none_of_them_outlives_it(hostile: str, tmp_path: Path, way: str) -> Non
         job.named(f"h-{way.rsplit(maxsplit=1)[-1]}")
         reaped = reap(job)
         assert reaped.gone and reaped.spared == []
-        assert job.living() == []
+        assert job.living() == [] and job.all_gone()
         assert ("KILL" in {name for _, name in job.killed}) and job.killed[0] == (job.job.pid, "TERM")
 
 
@@ -48,8 +48,29 @@ def test_a_crowd_is_ended_at_once(hostile: str, tmp_path: Path) -> None:
     with kept(["/bin/sh", "-c", f"{line}; sleep 60"], tmp_path) as job:
         job.named("h-stay", 60)
         assert reap(job, quick=True).gone
-        assert job.living() == []
+        assert job.all_gone()
         assert len([pid for pid, name in job.killed if name == "KILL"]) == 62
+
+
+def test_who_sees_another_die_can_do_nothing(hostile: str, tmp_path: Path) -> None:
+    """All are stopped before the first is killed. The one that watches is the youngest, and others lie between."""
+    ready, reacted = tmp_path / "ready", tmp_path / "reacted"
+    code = f"""if True:
+        import os, subprocess, time
+        watched, held = os.pipe()
+        for _ in range(80):
+            subprocess.Popen([{hostile!r}, "stay"])
+        if os.fork() == 0:
+            os.close(held)
+            open({str(ready)!r}, "w")
+            os.read(watched, 1)
+            open({str(reacted)!r}, "w")
+        time.sleep(60)
+    """
+    with kept(python(code), tmp_path) as job:
+        wait_until(ready.exists)
+        assert reap(job, quick=True).gone and job.all_gone()
+        assert not reacted.exists()
 
 
 def test_the_first_process_is_asked_alone(tmp_path: Path) -> None:
@@ -143,9 +164,10 @@ def test_a_frozen_one_goes_on_when_its_proof_breaks(
         proof = job.proof()
         chase = reaper._chase
 
-        def break_it(*arguments: object) -> None:
+        def break_it(*arguments: object) -> bool:
             monkeypatch.setattr(reaper, "_chase", chase)
             proof._broken[job.job] = "is somebody else's after all"
+            return False
 
         monkeypatch.setattr(reaper, "_chase", break_it)
         reaped = end(None, proof, QUICKLY, pause=time.sleep, on_kill=job.on_kill, quick=True)
