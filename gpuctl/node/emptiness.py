@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from gpuctl.node import processes
 from gpuctl.node.clock import boottime
@@ -51,7 +51,7 @@ class Emptiness:
     failure: Optional[str] = None
     why: Optional[str] = None  # a sentence for people
     holders: List[Holder] = field(default_factory=list)  # those in the way
-    spared: List[Dict[str, object]] = field(default_factory=list)  # {"pid", "name", "why"}: those that block nothing
+    spared: List[Dict[str, Any]] = field(default_factory=list)  # {"pid", "name", "why"}: those that block nothing
     ghost_utilisation: bool = False  # a GPU still read as busy when it was empty
     memory_mib: Dict[str, Optional[int]] = field(default_factory=dict)  # by index
 
@@ -163,7 +163,7 @@ class _Watch:
         return bool(pids)
 
     def success(self, memory: Dict[str, Optional[int]], after_s: float, ghost: bool) -> Emptiness:
-        spared = [
+        spared: List[Dict[str, Any]] = [
             {"pid": holder.pid, "name": holder.name, "why": self._why_spared(holder)}
             for holder in self.holders
             if holder.ours is None

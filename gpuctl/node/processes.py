@@ -1,7 +1,7 @@
 """Processes as /proc shows them, and signals that can't hit another one.
 
 A pid is always a pid and a start time (`ProcessId`): pids are used again. A signal goes by pidfd, opened first and
-checked after, so that what was checked is what is hit. Nobody else in gpuctl reads /proc/PID/stat or calls `os.kill`.
+checked after, so that what was checked is what is hit. On the node nobody else sends a signal to a pid.
 """
 
 from __future__ import annotations
