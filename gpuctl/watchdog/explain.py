@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 from gpuctl.watchdog import verdict
 from gpuctl.watchdog.reading import Reading, line_reader
@@ -44,10 +44,14 @@ class Explanation:
         return f"It failed: {name}." if self.incident.fatal else f"It goes on, but: {name}."
 
 
+_END = 64 * 1024  # how a log ends is read line by line, however it comes
+_PIECE = 8 * 1024
+
+
 def explain(chunks: Iterable[bytes]) -> Explanation:
     """Read one log to its end and say what happened."""
     reading, lines = Reading(), line_reader()
-    for chunk in chunks:
+    for chunk in _ending_small(chunks):
         for line in lines.feed(chunk):
             reading.take(line, "log", 0.0)
     for line in lines.close():
@@ -59,6 +63,18 @@ def explain(chunks: Iterable[bytes]) -> Explanation:
     reduced = found.fatal and clue is not None and verdict.may_reduce(reading, clue)
     shown = [{"line": evidence.line, "text": evidence.text} for evidence in found.evidence]
     return Explanation(found, reduced or _lost_request_may(reading, found), shown)
+
+
+def _ending_small(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, with the end in small pieces, which the reader reads whole."""
+    held = b""
+    for chunk in chunks:
+        held += chunk
+        if len(held) > _END:
+            yield held[:-_END]
+            held = held[-_END:]
+    for start in range(0, len(held), _PIECE):
+        yield held[start : start + _PIECE]
 
 
 def _lost_request_may(reading: Reading, found: Incident) -> bool:

@@ -16,10 +16,14 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 LONGEST = 4096  # what a regular expression sees of a line
 _OVERLAP = 512  # of the pieces of a longer one
-_BLOCK = 256 * 1024
-_WHOLE = 400  # a block of fewer lines is read whole
+_BLOCK = 512 * 1024
+_WHOLE, _MANY = 128 * 1024, 400  # fewer bytes in fewer lines at once are read whole
 _BEFORE, _AFTER = 12 * 1024, 8 * 1024  # bytes around a line that matters: a deep traceback, what follows it
-_TAIL = 4 * 1024
+_TAIL = 2 * 1024
+_FRUITLESS, _SAMPLED = (
+    100,
+    10,
+)  # a stem found so often in vain is this log's everyday word: then only a few are looked at
 
 _SEPARATOR = re.compile(rb"[\r\n]")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -73,6 +77,7 @@ class LineReader:
         self._parts: List[bytes] = []
         self._held = 0
         self._number = 1
+        self._fruitless = {stem: 0 for stem in self._stems}
         self._owed = 0  # bytes of the next block that follow a line that mattered in this one
 
     def feed(self, data: bytes) -> List[Line]:
@@ -101,7 +106,11 @@ class LineReader:
         self._parts, self._held, self._number, self._owed = [], 0, 1, 0
 
     def _read(self, text: bytes) -> List[Line]:
-        lines: List[Line] = []
+        if self.whole or (len(text) <= _WHOLE and text.count(b"\n") + text.count(b"\r") <= _MANY):
+            lines = _split(text, self._number)
+            self._number += text.count(b"\n")
+            return lines
+        lines = []
         start = 0
         while start < len(text):
             end = min(start + _BLOCK, len(text))
@@ -114,8 +123,6 @@ class LineReader:
         return lines
 
     def _read_block(self, block: bytes) -> List[Line]:
-        if self.whole or (block.count(b"\n") + block.count(b"\r") <= _WHOLE and len(block) <= _BLOCK // 4):
-            return _split(block, self._number)
         windows = self._windows(block)
         lines: List[Line] = []
         counted, number = 0, self._number
@@ -134,14 +141,7 @@ class LineReader:
         self._owed = 0
         lowered = block.lower()
         for stem in self._stems:
-            position = lowered.find(stem)
-            while position >= 0:
-                begin, end = _line_around(block, position)
-                if self._matters(block[begin:end].decode("utf-8", "replace")):
-                    wanted.append((max(0, begin - _BEFORE), min(size, end + _AFTER)))
-                    self._owed = max(self._owed, end + _AFTER - size)
-                    end += _AFTER // 2  # what is read anyway needs no search
-                position = lowered.find(stem, max(end, position + len(stem)))
+            wanted += self._hits(block, lowered, stem)
         merged: List[Tuple[int, int]] = []
         for begin, end in sorted(wanted):
             begin, end = _separator_before(block, 0, begin) if begin else 0, _line_around(block, end - 1)[1]
@@ -150,6 +150,25 @@ class LineReader:
             else:
                 merged.append((begin, end))
         return merged
+
+    def _hits(self, block: bytes, lowered: bytes, stem: bytes) -> List[Tuple[int, int]]:
+        """The surroundings of the lines that hold the stem and matter."""
+        size = len(block)
+        found: List[Tuple[int, int]] = []
+        looks = _SAMPLED
+        position = lowered.find(stem)
+        while position >= 0 and looks > 0:
+            begin, end = _line_around(block, position)
+            if self._matters(block[begin:end].decode("utf-8", "replace")):
+                self._fruitless[stem] = 0
+                found.append((max(0, begin - _BEFORE), min(size, end + _AFTER)))
+                self._owed = max(self._owed, end + _AFTER - size)
+                end += _AFTER // 2  # what is read anyway needs no search
+            else:
+                self._fruitless[stem] += 1
+                looks -= self._fruitless[stem] >= _FRUITLESS
+            position = lowered.find(stem, max(end, position + len(stem)))
+        return found
 
 
 def _separator_before(text: bytes, start: int, end: int) -> int:

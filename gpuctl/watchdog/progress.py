@@ -6,21 +6,33 @@ import re
 from typing import NamedTuple, Optional, Tuple
 
 _METRIC = r"(?=.{0,120}?(?:loss|\blr\b|acc|ppl|tok|it/s|s/it|sec/step|throughput|elapsed|samples|reward|\bbs\b|auc|img/s|ms\b))"
-_COUNT = r"(\d[\d,]*(?:\.\d+)?[kMG]?)"
-_FORMS: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
-    # tqdm, Lightning, vLLM's "Processed prompts": description, done/total
-    ("", re.compile(r"([^|\r]{0,60}?):?\s*\b\d+%\|[^|]{0,200}\|\s*" + _COUNT + "/" + _COUNT + r" ?\[")),
-    ("keras", re.compile(r"()^\s*(\d+)/(\d+) (?:\[[=>.]*\]|[━\s]{5,})")),
-    ("iteration", re.compile(r"()\biteration\s+(\d+)\s*/\s*(\d+)", re.IGNORECASE)),  # Megatron
-    ("step", re.compile(r"()\b(?:global_?step|step|iter(?:ation)?|batch|minibatch|update)s?\s?[:=#]?\s?\[?\s*(\d+)\s*(?:/|of)\s*(\d+)", re.IGNORECASE)),
-    ("batch", re.compile(r"()\bepoch:?\s?\[?\d+\]?:?\s*\[?\s*(\d+)\s*/\s*(\d+)\]?(?=.*\d)", re.IGNORECASE)),  # Epoch: [3][10/500], fairseq
-    ("done", re.compile(r"()\b(?:done|processed|finished|completed)\s+(\d+)\s*(?:/|of)\s*(\d+)", re.IGNORECASE)),
-    ("epoch", re.compile(r"()\bepoch[:=]?\s*\[?\s*(\d+)\s*/\s*(\d+)|^()\[(\d+)/(\d+)\](?=.*loss)", re.IGNORECASE)),
-    ("step", re.compile(r"()\b(?:global_?\s?step|step|iter(?:ation)?|batch|update|num_updates|it)\b\s?[:=#]?\s?(\d+)\b()" + _METRIC, re.IGNORECASE)),
-    ("epoch", re.compile(r"()\bepoch\b\s?[:=#]?\s?(\d+)\b()" + _METRIC, re.IGNORECASE)),
-    ("trainer", re.compile(r"()^\{'\w*loss'.*'epoch': ([\d.]+)()")),  # transformers' Trainer
-)  # fmt: skip
-_HINTS = ("/", "step", "epoch", "iter", "batch", "update", "Step", "Epoch", "Iter", "Batch", "STEP")
+_COUNT = r"(\d[\d,]*(?:\.\d+)?[kmg]?)"
+_LABEL = 60  # characters before a bar that say what it counts
+_STEP = r"\b(?:global_?\s?step|step|iter(?:ation)?|minibatch|batch|update|num_updates|it)s?"
+
+
+def _form(name: str, needs: str, source: str) -> Tuple[str, str, "re.Pattern[str]"]:
+    return name, needs, re.compile(source)
+
+
+_FORMS = (
+    _form(
+        "", "%|", r"\d+%\|[^|]{0,200}\|\s*" + _COUNT + "/" + _COUNT + r" ?\["
+    ),  # tqdm, Lightning, "Processed prompts"
+    _form("keras", "] -", r"^\s*(\d+)/(\d+) \[[=>.]*\]"),
+    _form("keras", "━", r"^\s*(\d+)/(\d+) [━\s]{5,}"),
+    _form("iteration", "iteration", r"\biteration\s+(\d+)\s*/\s*(\d+)"),  # Megatron
+    _form("step", "/", _STEP + r"\s?[:=#]?\s?\[?\s*(\d+)\s*/\s*(\d+)"),
+    _form("step", " of ", _STEP + r"\s?[:=#]?\s?(\d+) of (\d+)"),
+    _form("batch", "/", r"\bepoch:?\s?\[?\d+\]?:?\s*\[?\s*(\d+)\s*/\s*(\d+)\]?(?=.*\d)"),  # Epoch: [3][10/500], fairseq
+    _form("done", "/", r"\b(?:done|processed|finished|completed)\s+(\d+)\s*/\s*(\d+)"),
+    _form("epoch", "epoch", r"\bepoch[:=]?\s*\[?\s*(\d+)\s*/\s*(\d+)"),
+    _form("epoch", "loss", r"^\[(\d+)/(\d+)\](?=.*loss)"),
+    _form("step", "", _STEP + r"\b\s?[:=#]?\s?(\d+)\b()" + _METRIC),
+    _form("epoch", "epoch", r"\bepoch\b\s?[:=#]?\s?(\d+)\b()" + _METRIC),
+    _form("trainer", "'epoch'", r"^\{'\w*loss'.*'epoch': ([\d.]+)()"),  # transformers' Trainer
+)
+_HINTS = ("/", "step", "epoch", "iter", "batch", "update")
 _LOADING_BAR = re.compile(
     r"load|fetch|download|shard|safetensors|\bmap\b|tokeni|captur|compil|initiali|generating .* split|filter|resolving",
     re.IGNORECASE,
@@ -30,7 +42,7 @@ _LOADING_LINE = re.compile(
     r"|initiali[sz]ing (?:\w+ )?(?:model|param\w*|weights)|\bllm_load|\bload_tensors|load weight begin",
     re.IGNORECASE,
 )
-_SCALE = {"k": 1e3, "M": 1e6, "G": 1e9}
+_SCALE = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 class Counter(NamedTuple):
@@ -44,19 +56,19 @@ class Counter(NamedTuple):
 
 def read_counter(text: str) -> Optional[Counter]:
     """The line's counter, None where it has none."""
-    if not any(hint in text for hint in _HINTS):
+    lowered = text.lower()
+    if not any(hint in lowered for hint in _HINTS):
         return None
-    found_last: Optional[Counter] = None
-    for name, pattern in _FORMS:
-        found = pattern.search(text)
+    for name, needs, pattern in _FORMS:
+        found = pattern.search(lowered) if needs in lowered else None
         if found:
-            label, done, total = [group for group in found.groups() if group is not None][:3]
-            loading = name == "" and bool(_LOADING_BAR.search(label))
-            found_last = Counter(
-                f"{name}{label.strip()}/{total}", _number(done), _number(total) if total else None, loading
+            done, total = found.groups()
+            label = (
+                text[max(0, found.start() - _LABEL) : found.start()].rpartition("|")[2].strip(": ") if not name else ""
             )
-            break
-    return found_last
+            loading = bool(label and _LOADING_BAR.search(label))
+            return Counter(f"{name}{label}/{total}", _number(done), _number(total) if total else None, loading)
+    return None
 
 
 def says_loading(text: str) -> bool:

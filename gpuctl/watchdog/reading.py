@@ -107,7 +107,7 @@ class Reading:
             self._note_calls(tracebacks.calls(line.rank))
             return counter
         found = signatures.find(text)
-        if _REQUEST.search(text):
+        if ("equest" in text or "ing" in text or "ASGI" in text) and _REQUEST.search(text):
             self._request = self.lines
         if found or raised:
             self._add(line, source, at, found, raised)
@@ -116,7 +116,7 @@ class Reading:
         return counter
 
     def _count(self, text: str) -> Optional[Counter]:
-        if _FINITE.search(text) and "nan" not in text.lower():
+        if self.nans and _FINITE.search(text) and "nan" not in text.lower():
             self.nans = 0
         counter = read_counter(text)
         if counter is None:
@@ -194,7 +194,8 @@ class Reading:
             clue.hint = True
         clue.text = f"{clue.text} {text}"[: 4 * _SHOWN]
         clue.evidence = with_numbers(clue.evidence, clue.text)
-        clue.lines = self.lines
+        if clue.scope != "thread":  # what comes after a dead thread's traceback is the rest going on
+            clue.lines = self.lines
 
     def _note_calls(self, calls: Sequence[str]) -> None:
         """A traceback that follows its message at once (`log.exception`) shows where that happened."""

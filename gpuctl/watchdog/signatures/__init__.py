@@ -18,28 +18,42 @@ TABLE: Tuple[Signature, ...] = (
 )
 
 _NO_EVIDENCE = re.compile(
-    r"\b(?:PASSED|XFAIL|XPASS|SKIPPED)\b"  # a test about failures
-    r"|\b(?:prompt|messages|content|completion|output_text|question|answer)['\"]?\s?[:=]\s?['\"\[]"  # somebody's words, passing through
-    r"|^(?:if|when|in case|note:|hint:|tip:|help:|see|to (?:avoid|fix|prevent))\b|^\s*(?:-{1,2}[a-z][\w-]* |# |//|\* )"  # advice, help texts, comments
-    r"|\b(?:would|could|might|may|will not) (?:cause|lead to|result in|trigger|hit)\b.{0,40}\b(?:oom|out of memory|memory)\b",
+    "|".join((
+        r"\b(?:PASSED|XFAIL|XPASS|SKIPPED)\b",  # a test about failures
+        # somebody's words, passing through a server's log
+        r"\b(?:prompt|messages|content|completion|output_text|question|answer)['\"]?\s?[:=]\s?['\"\[]",
+        # advice, help texts, comments
+        r"^(?:if|when|in case|note:|hint:|tip:|help:|see|to (?:avoid|fix|prevent))\b|^\s*(?:-{1,2}[a-z][\w-]* |# |//|\* )",
+        r"\bif you (?:see|get|run|hit|encounter)\b",
+        r"\b(?:would|could|might|may|will not) (?:cause|lead to|result in|trigger|hit)\b.{0,40}\b(?:oom|memory)\b",
+        r"\b(?:no|0|zero|without) (?:\w+ )?(?:errors?|failures?|ooms?|nans?)\b",
+    )),
     re.IGNORECASE,
-)
+)  # fmt: skip
 _HANDLED = re.compile(
-    r"\b(?:re-?try(?:ing)?(?: with| in| after|\b(?! count))|will retry|try(?:ing)? (?:again|batch size)|using (?:the )?cpu|fall(?:ing)?[- ]?(?:ing )?back|fallback|skipp(?:ed|ing)|ignor(?:ed|ing)|recover(?:ed|ing)"
-    r"|reducing|continuing|caught)\b(?! (?:count|budget|exhausted))",
+    "|".join((
+        r"\b(?:re-?try(?:ing)?|retries)\b(?! (?:count|budget|failed|exhausted|limit))|\bwill retry",
+        r"\btry(?:ing)? (?:again|batch size|another|a smaller)",
+        r"\busing (?:the )?cpu|\bfall(?:ing)?[- ]?(?:ing )?back|\bfallback",
+        r"\b(?:skipp|ignor|recover)(?:ed|ing)\b|\b(?:reducing|continuing)\b|\bcaught (?:an? )?(?:oom|exception|error)",
+    )),
     re.IGNORECASE,
+)  # fmt: skip
+
+
+_BY_WORD: Tuple[Tuple[str, Tuple[int, ...]], ...] = tuple(
+    (word, tuple(rank for rank, signature in enumerate(TABLE) if word in signature.words))
+    for word in sorted({word for signature in TABLE for word in signature.words})
 )
 
 
 def find(text: str) -> Optional[Signature]:
     """The first signature that the line fits, None for nearly every line."""
     lowered = text.lower()
-    for signature in TABLE:
-        for word in signature.words:
-            if word in lowered:
-                if signature.pattern.search(text):
-                    return None if _NO_EVIDENCE.search(text) else signature
-                break
+    candidates = {rank for word, ranks in _BY_WORD if word in lowered for rank in ranks}
+    for rank in sorted(candidates):
+        if TABLE[rank].pattern.search(text):
+            return None if _NO_EVIDENCE.search(text) else TABLE[rank]
     return None
 
 
@@ -48,7 +62,5 @@ def says_handled(text: str) -> bool:
     return bool(_HANDLED.search(text))
 
 
-STEMS = (
-    b"memory", b"error", b"exce", b"fail", b"kill", b"nan", b"xid", b"traceback",
-)  # fmt: skip
-"""One of them is in every line that matters: what the bulk of a log is searched for."""
+STEMS = (b"error", b"exception", b"traceback", b"fail", b"of memory", b"kill", b"xid", b"nccl")
+"""One of them is in the lines that matter, or in one beside them: what the bulk of a log is searched for."""

@@ -4,48 +4,61 @@ from __future__ import annotations
 
 from gpuctl.watchdog.signatures.signature import Weight, signature
 
+_XID = r"\bXid\b \((?:PCI:)?[^)]*\): "
+
 TABLE = (
     signature(
         "triton_out_of_resources",
-        r"out of resources?: (?:shared memory|registers?|tensor memory|threads)|\bOutOfResources\b|uses too much shared data|too many resources requested for launch",
-        "resource|shared data",
+        "resource shared_data shared_memory",
+        r"out of resources?: (?:shared memory|registers?|tensor memory|threads)|\bOutOfResources\b",
+        r"uses too much shared data|too many resources requested for launch",
+        r"shared memory, required: \d+, hardware limit",
     ),
     signature(
         "xid_hw",
-        r"uncorrectable ECC error|ECC_?UNCORRECTABLE|double[- ]bit ECC error (?:detected|occurred)|(?<!not )fallen off the bus|GPU[ _]is[ _]lost"
-        r"|cudaErrorHardwareStackError|hardware stack error|uncorrectable NVLink|cudaErrorNvlinkUncorrectable|row remapp\w+ (?:failure|failed)"
-        r"|GPU requires (?:a )?reset|GPU reset required|NVRM: .{0,60}GPU (?:has been|is) (?:lost|hung)",
-        "ecc|off the bus|lost|hardware|nvlink|remap|reset|nvrm",
+        "ecc off_the_bus lost hardware nvlink remap reset nvrm",
+        r"uncorrectable ECC error|ECC_?UNCORRECTABLE|double[- ]bit ECC error (?:detected|occurred)",
+        r"(?<!not )fallen off the bus|(?<!not )\bGPU[ _]is[ _]lost|cudaErrorHardwareStackError|hardware stack error",
+        r"uncorrectable NVLink|cudaErrorNvlinkUncorrectable|nvlink error|row remapp\w+ (?:failure|failed)",
+        r"GPU requires (?:a )?reset|NVRM: .{0,60}GPU (?:has been|is) (?:lost|hung)",
         bold=True,
     ),
-    signature("cuda_illegal_access", r"\bXid\b.{0,40}\): (?:13|31|43)\b", "xid", Weight.CONSEQUENCE, bold=True),
-    signature("xid_hw", r"\bXid\b \(PCI:[^)]*\): (?!(?:13|31|43|45),)\d+,", "xid", scope="finding", bold=True),
+    # What the program itself did to the GPU: a bad address, a trap; 45 is what its end leaves behind.
+    signature("cuda_illegal_access", "xid", _XID + r"(?:13|31|43)\b", weight=Weight.CONSEQUENCE, bold=True),
+    signature("xid_hw", "xid", _XID + r"(?!(?:13|31|43|45)\b)\d+\b", bold=True),
     signature(
         "driver_hung",
-        r"blocked for more than \d+ seconds.{0,80}nvidia|NVRM: .{0,60}(?:timeout waiting|hang)|RmInitAdapter failed|Failed to initialize NVML: (?:unknown|timeout)",
-        "blocked for more|nvrm|rminitadapter|initialize nvml",
+        "blocked_for_more nvrm rminitadapter initialize_nvml",
+        r"blocked for more than \d+ seconds.{0,80}nvidia|NVRM: .{0,60}(?:timeout waiting|hang\b)|RmInitAdapter failed",
+        r"Failed to initialize NVML: (?:unknown|timeout)",
     ),
     signature(
         "device_assert",
-        r"device-side assert triggered|CUDA_ERROR_ASSERT|(?:cuda|hip)ErrorAssert(?!.{0,20} in https?:)|\bblock: \[\d+,\d+,\d+\].{0,60}assert"
-        r"|:\d+: .{0,120}Assertion `.{1,200}` failed",
         "assert",
+        r"device-side assert triggered|CUDA_ERROR_ASSERT|hip_error_assert|device side assert",
+        r"(?:cuda|hip)ErrorAssert(?!.{0,20} in https?:)",
+        r"\bblock: \[\d+,\s?\d+,\s?\d+\].{0,60}assert|\.cuh?:\d+: .{0,160}assertion .{1,200} failed",
     ),
     signature(
         "cuda_illegal_access",
-        r"illegal memory access|illegal (?:address|instruction)(?: was encountered)?|cudaErrorIllegal\w+|CUDA_ERROR_ILLEGAL_\w+|misaligned address"
-        r"|CUDA_ERROR_(?:LAUNCH_FAILED|MISALIGNED_ADDRESS|INVALID_PC)|unspecified launch failure|cudaErrorLaunchFailure|memory access fault by gpu"
-        r"|hipErrorIllegalAddress|warp (?:illegal|out-of-range) address|invalid program counter",
-        "illegal|misaligned|launch_failed|launch failure|launchfailure|access fault|warp|invalid_pc|program counter",
+        "illegal misaligned =launch_failed launch_failure launchfailure access_fault warp =invalid_pc program_counter"
+        " illegaladdress",
+        r"illegal memory access|illegal instruction was encountered|(?:cuda|hip)ErrorIllegal\w+|CUDA_ERROR_ILLEGAL_\w+",
+        r"CUDA_ERROR_(?:LAUNCH_FAILED|MISALIGNED_ADDRESS|INVALID_PC)|misaligned address|unspecified launch failure",
+        r"cudaErrorLaunchFailure|memory access fault by gpu|warp (?:illegal|out-of-range) address|invalid program counter",
     ),
     signature(
         "driver_mismatch",
-        r"no CUDA GPUs are available|found no NVIDIA driver|no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|no HIP GPUs are available"
-        r"|driver version is insufficient|NVIDIA driver on your system is too old|Error 80[234]: |unsupported display driver|forward compatibility was attempted"
-        r"|driver/library version mismatch|SYSTEM_DRIVER_MISMATCH|no kernel image is available|PTX was compiled with an unsupported"
-        r"|couldn't communicate with the NVIDIA driver|libcuda\.so\S*: cannot open|not compiled with CUDA enabled|CUDA unknown error - this may be due"
-        r"|system not yet initialized|cudaErrorInsufficientDriver|cudaErrorSystemNotReady|requires? (?:a )?newer (?:nvidia )?driver|unsupported gpu architecture"
-        r"|is not compatible with the current PyTorch installation|failed call to cuInit: (?!.*out_of_memory)",
-        "cuda|driver|kernel image|ptx|gpu|system not yet|pytorch installation|cuinit",
+        "cuda_gpus hip_gpus nvidia_driver cuda-capable =error_no_device errornodevice insufficientdriver notready mismatch"
+        " driver_version newer error_80 display_driver forward_compat kernel_image unsupported libcuda with_cuda"
+        " cuda_unknown system_not_yet cuinit compatible_with",
+        r"no (?:CUDA|HIP) GPUs are available|found no NVIDIA driver|no CUDA-capable device|(?:CUDA_ERROR_NO_DEVICE)",
+        r"cudaErrorNoDevice|cudaErrorInsufficientDriver|cudaErrorSystemNotReady|SYSTEM_DRIVER_MISMATCH",
+        r"driver version is insufficient|NVIDIA driver on your system is too old|requires? (?:a )?newer (?:nvidia )?driver",
+        r"Error 80[234]: |unsupported display driver|forward compatibility was attempted|driver/library version mismatch",
+        r"no kernel image is available|PTX was compiled with an unsupported|unsupported gpu architecture",
+        r"couldn't communicate with the NVIDIA driver|libcuda\.so\S*: cannot open|not compiled with CUDA enabled",
+        r"CUDA unknown error - this may be due|system not yet initialized|failed call to cuInit: (?!.*out_of_memory)",
+        r"is not compatible with the current PyTorch installation",
     ),
 )

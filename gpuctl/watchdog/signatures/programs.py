@@ -4,38 +4,44 @@ from __future__ import annotations
 
 from gpuctl.watchdog.signatures.signature import Weight, signature
 
+_NAN = r"(?:nan|inf|infinite|infinity|not finite|non-?finite)\b"
+
 TABLE = (
     signature(
         "nan_loss",
-        r"found nan in |(?:loss|gradients?|grad[_ ]norm) (?:is|are|was|became|has become|contains?|went) (?:a )?(?:nan|inf|infinite|not finite|non-?finite)\b.{0,40}(?:stop|abort|exit|terminat|rais|halt)?"
-        r"|non-?finite (?:loss|grad)|nan (?:or inf )?(?:loss|values?|gradients?|detected|encountered|found) (?:during|in|detected|encountered|found|at|for|or)|FloatingPointError"
-        r"|diverged with loss|NanLossDuringTraining|returned nan values in its|loss scale already at minimum|minimum loss scale reached|(?:infinite|invalid) loss",
-        "nan|finite|floatingpoint|diverged|loss",
+        "nan finite floatingpoint diverged is_inf invalid_loss loss_scale infinite became_inf",
+        rf"found nan in |(?:loss|gradients?|grad[_ ]norm|logits) (?:is|are|was|became|has become|contains?|went) (?:a )?{_NAN}",
+        r"non-?finite (?:loss|grad)|FloatingPointError|diverged with loss|NanLossDuringTraining|\binvalid loss\b",
+        r"\bnan (?:or inf )?(?:loss |values? |gradients? )?(?:detected|encountered|found)|(?:encountered|detected|got) (?:a )?nan\b",
+        r"returned nan values in its|loss scale already at minimum|minimum loss scale reached|(?:infinite|nan) loss\b",
     ),
     signature(
         "nan_loss",
-        r"\b(?:\w*loss|grad[_ ]?norm|ppl|perplexity)['\"]?\s{0,3}[=:|]?\s{0,3}['\"]?\(?(?:tensor\()?nan\b",
         "nan",
+        r"\b(?:\w*loss|grad[_ ]?norm|ppl|perplexity)['\"]?\s{0,3}[=:|]?\s{0,3}['\"]?\(?(?:tensor\()?nan\b",
         scope="finding",
         bold=True,
     ),
     signature(
         "code_error",
-        r"^segmentation fault|fatal python error|\(core dumped\)|signal: segmentation fault|\bSIGSEGV\b|stack smashing|double free or corruption|undefined symbol:",
-        "segmentation|fatal python|core dumped|sigsegv|smashing|double free|undefined symbol",
-        Weight.CONSEQUENCE,
+        "segmentation fatal_python core_dumped sigsegv smashing double_free undefined_symbol",
+        r"^segmentation fault|fatal python error|\(core dumped\)|signal: segmentation fault|\bSIGSEGV\b",
+        r"stack smashing|double free or corruption|undefined symbol:",
+        weight=Weight.CONSEQUENCE,
     ),
     signature(
         "code_error",
-        r"^\S+: (?:line \d+: )?\S+: (?:command not found|no such file or directory)|can't open file '|^usage: .{0,60}$|error: (?:unrecognized arguments|the following arguments are required|argument -)"
-        r"|conda: error|no module named \S+$|^\S*(?:Syntax|Indentation|ModuleNotFound|Import)Error\b",
-        "command not found|no such file|open file|usage:|arguments|argument|conda|no module|error",
-        Weight.CONSEQUENCE,
+        "command_not_found no_such_file open_file arguments argument conda no_module error",
+        r"^\S+: (?:line \d+: )?\S+: (?:command not found|no such file or directory)|can't open file '",
+        r"error: (?:unrecognized arguments|the following arguments are required|argument -)",
+        r"\bno module named \S+$|^\S*(?:Syntax|Indentation|ModuleNotFound|Import)Error\b",
+        weight=Weight.CONSEQUENCE,
     ),
     signature(
         "rank_failed_secondary",
-        r"terminate called (?:after|without|recursively)|^Aborted\b|process received signal|failed to (?:initialize|start) (?:executor|engine|worker)",
-        "terminate called|aborted|received signal|failed to",
-        Weight.LAUNCHER,
+        "terminate_called aborted received_signal failed_to",
+        r"terminate called (?:after|without|recursively)|^Aborted\b|process received signal",
+        r"failed to (?:initialize|start) (?:executor|engine|worker)",
+        weight=Weight.LAUNCHER,
     ),
 )

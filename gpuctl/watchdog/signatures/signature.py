@@ -21,14 +21,14 @@ class Weight(IntEnum):
 class Signature:
     """`words`: lower-case literals, one of which every match contains; they are looked for before the pattern is tried.
 
-    `reduce`: whether a smaller batch cures it, where the wording says so; None leaves it to the class. `phase` likewise.
-    `scope` is what failed: the process, or only a request (a prompt, one sample of a server), or nothing yet (a finding
-    about a job that goes on, as a NaN loss). `bold`: evidence at any log level; others count as a hint below ERROR.
+    `reduce`: whether a smaller batch cures it, where the wording says so; None leaves it to the class.
+    `phase`: where the wording says it. `scope`: "process" is what failed, or "finding", about a job that goes on.
+    `bold`: evidence at any log level; others are only a hint where the line calls itself a warning or less.
     """
 
     cls: str
-    pattern: "re.Pattern[str]"
     words: Tuple[str, ...]
+    pattern: "re.Pattern[str]"
     weight: Weight = Weight.CAUSE
     reduce: Optional[bool] = None
     phase: Optional[str] = None
@@ -38,15 +38,15 @@ class Signature:
 
 def signature(
     cls: str,
-    source: str,
     words: str,
+    *wordings: str,
     weight: Weight = Weight.CAUSE,
-    *,
     reduce: Optional[bool] = None,
     phase: Optional[str] = None,
     scope: str = "process",
     bold: bool = False,
 ) -> Signature:
-    """`words` are separated by `|`; the pattern ignores case."""
-    pattern = re.compile(source, re.IGNORECASE)
-    return Signature(cls, pattern, tuple(words.split("|")), weight, reduce, phase, scope, bold)
+    """`words` are separated by spaces, a blank inside one is written `_`; `wordings` are alternatives, in any case."""
+    literals = tuple(word.replace("_", " ") if not word.startswith("=") else word[1:] for word in words.split())
+    pattern = re.compile("|".join(wordings), re.IGNORECASE)
+    return Signature(cls, literals, pattern, weight, reduce, phase, scope, bold)
