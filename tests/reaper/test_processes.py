@@ -110,8 +110,7 @@ def test_children_of_every_thread() -> None:
 def test_the_environment_is_what_it_was_started_with() -> None:
     env = {"EMPTY": "", "LINES": "a\nb=c", "ÜNI": "ö"}
     with started(["/bin/sleep", "60"], env=env) as process:
-        wait_until(lambda: (found := find(process.pid)) and found.comm == "sleep")
-        assert environ(process.pid) == env
+        wait_until(lambda: environ(process.pid) == env)  # in the middle of an exec there is none yet
     assert environ(process.pid) is None
 
 
