@@ -19,7 +19,9 @@ _FIELDS: Dict[str, Tuple["re.Pattern[str]", ...]] = {
     "requested_bytes": _sizes(
         r"trying to allocate \S+ \(rounded to SIZE\)",  # TensorFlow's BFC allocator: the exact one in brackets
         r"failed to allocate \S+ \(SIZE\)",  # StreamExecutor
-        r"(?:tried|trying|try|attempt(?:ed|ing)?|unable|failed|fail|cannot|can't|could not|couldn't) (?:to )?(?:\w+ )?(?:m|c|re)?alloc(?:ate)? (?:(?:a|the|of|gpu|cuda|device|memory|buffer|request|tensor|for|block|chunk) )*(?:size )?SIZE",
+        r"(?:tr(?:ied|ying|y)|attempt(?:ed|ing)?|unable|fail(?:ed)?|cannot|can't|could not|couldn't) (?:to )?(?:\w+ )?"
+        r"(?:m|c|re)?alloc(?:ate)? (?:(?:a|the|of|gpu|cuda|device|memory|buffer|request|tensor|for|block|chunk) )*"
+        r"(?:size )?SIZE",
         r"cannot allocate SIZE",
         r"(?:out of|of) memory (?:while )?(?:trying )?(?:to )?allocat(?:e|ing) SIZE",
         r"allocat(?:ing|ion of|e) SIZE(?: bytes)?(?: on device| failed|:? out of memory)",
@@ -55,7 +57,8 @@ _RESERVED = _sizes(r"SIZE reserved in total by PyTorch")
 _ALLOWED = _sizes(r"SIZE allowed;", r"limit set to:? SIZE", r"max allowed: SIZE")
 _OTHER = re.compile(r"\bProcess (\d+) has SIZE memory in use".replace("SIZE", SIZE))
 _GPU = re.compile(
-    r"\bGPU[ :=#]{0,2}(\d{1,2})\b(?!\.\d)|\bGPU_(\d{1,2})_bfc|\bdevice (?:ordinal |id |number )?(\d{1,2})\b|\b(?:cuda|xpu|npu|hip|musa)[: ](\d{1,2})\b"
+    r"\bGPU[ :=#]{0,2}(\d{1,2})\b(?!\.\d)|\bGPU_(\d{1,2})_bfc|\bdevice (?:ordinal |id |number )?(\d{1,2})\b"
+    r"|\b(?:cuda|xpu|npu|hip|musa)[: ](\d{1,2})\b"
     r"|\bDevice: (\d{1,2})\b",
     re.IGNORECASE,
 )

@@ -1,8 +1,8 @@
-"""The judge of one attempt: takes its logs, its samples and its exit, answers what they mean. Time comes in as arguments
-(CLOCK_BOOTTIME, seconds); there is no I/O here, so a recorded run can be judged again.
+"""The judge of one attempt: takes its logs, its samples and its exit, answers what they mean. Time comes in as
+arguments (CLOCK_BOOTTIME, seconds); there is no I/O here, so a recorded run can be judged again.
 
-A line is never a verdict. While the process lives, only a dead thread or rank after which the progress stops is one; the
-rest waits for the exit.
+A line is never a verdict. While the process lives, only a dead thread or rank after which the progress stops is one;
+the rest waits for the exit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ QUIET_INTERVALS = 3  # of the usual time between two moves
 _PACE = 32  # moves that "usual" is taken from
 
 _SERVING = re.compile(
-    r"application startup complete|uvicorn running on|server (?:is )?(?:started|listening|ready)|the server is fired up|listening on (?:https?://|port|\S+:\d)",
+    r"application startup complete|uvicorn running on|server (?:is )?(?:started|listening|ready)|the server is fired up"
+    r"|listening on (?:https?://|port|\S+:\d)",
     re.IGNORECASE,
 )
 
@@ -72,8 +73,8 @@ class TooSlow:
 
 Notice = Union[Loading, Ready, Progress, Done, TooSlow]
 Guard = Callable[[], ContextManager[object]]
-"""Makes a context in which `TimeoutError` is raised when matching takes too long. The caller owns the clock (an interval
-timer interrupts Python's matcher); without one, the length of a line is the only limit."""
+"""Makes a context in which `TimeoutError` is raised when matching takes too long. The caller owns the clock (an
+interval timer interrupts Python's matcher); without one, the length of a line is the only limit."""
 
 
 class Judge:
@@ -255,7 +256,7 @@ class Judge:
 
     def _patience(self, clue: Clue) -> float:
         times = list(self._moves)
-        usual = median([later - earlier for earlier, later in zip(times, times[1:])]) if len(times) > 2 else 0.0
+        usual = median(times[at] - times[at - 1] for at in range(1, len(times))) if len(times) > 2 else 0.0
         return max(QUIET_S if clue.evidence.thread else QUIET_RANK_S, QUIET_INTERVALS * usual)
 
     def _fading(self) -> Optional[Incident]:

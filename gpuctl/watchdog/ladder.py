@@ -7,8 +7,8 @@ combination twice, stays within floor and multiple, keeps a product where the jo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, Union
+from dataclasses import dataclass, field
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 from gpuctl.wire.runspec import Number, OnOom, Scalar
 
@@ -28,146 +28,138 @@ class Step:
 
 @dataclass(frozen=True)
 class Exhausted:
-    """There is nothing left to give way on. `why` completes "…, because"."""
+    """There is nothing left to give way on. `why` is a clause for people."""
 
     why: str
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is known of combinations of values: those that ran out of memory, those that fitted, and what an attempt
+    costs before it shows which (`loading_s`; None: unknown, so taken for dear)."""
+
+    failed: Sequence[Mapping[str, Scalar]] = ()
+    fitted: Sequence[Mapping[str, Scalar]] = field(default=())
+    loading_s: Optional[float] = None
+
+
 def next_step(
-    on_oom: OnOom,
-    params: Mapping[str, Scalar],
-    failed: Sequence[Mapping[str, Scalar]],
-    *,
-    reduce: Optional[Sequence[str]] = None,
-    fitted: Sequence[Mapping[str, Scalar]] = (),
-    loading_s: Optional[float] = None,
+    on_oom: OnOom, params: Mapping[str, Scalar], seen: Seen, *, reduce: Optional[Sequence[str]] = None
 ) -> Union[Step, Exhausted]:
     """The values after `params`, which have just failed.
 
-    `failed` are the combinations known to fail, `fitted` those known to fit; `reduce` names the parameters that may give
-    way, in order (those of `on_oom` if left out). `loading_s` says what a failed attempt costs; None: unknown, so dear.
+    The parameters give way in the order of `reduce` (`on_oom`'s if left out): first each down to the value that is
+    known to be good, since all of those together fit; then each further down.
     """
     names = list(on_oom.reduce if reduce is None else reduce)
     if not names:
         return Exhausted("the job names no parameter that could be reduced (`on_oom: {reduce: …}`)")
-    reasons = []
-    for name in names:
-        value = params.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            reasons.append(f"{name} is no number")
-            continue
-        rung = _Rung(on_oom, name, value, params, failed, fitted, loading_s)
-        for candidate in rung.candidates():
-            changed = rung.with_value(candidate)
-            if changed is not None and not any(_same(changed, seen) for seen in failed):
-                return Step(changed, f"{name} {_show(value)} → {_show(candidate)}{rung.reason(candidate)}")
-        reasons.append(f"{name} is {_show(value)} and can't go lower{rung.bound()}")
-    return Exhausted("; ".join(reasons))
+    tried = [*seen.failed, params]
+    rungs = [_Rung(on_oom, name, params, seen) for name in names]
+    for down_to_good in (True, False):
+        for rung in rungs:
+            for candidate in rung.down_to_good() if down_to_good else rung.further_down():
+                changed = rung.with_value(candidate)
+                if changed is not None and changed not in tried:
+                    return Step(changed, f"{rung.name} {_show(rung.value)} → {_show(changed[rung.name])}")
+    return Exhausted("; ".join(rung.end() for rung in rungs))
 
 
 class _Rung:
-    """One parameter's possible next values, best first."""
+    """One parameter: its bounds, and its possible next values."""
 
-    def __init__(
-        self,
-        on_oom: OnOom,
-        name: str,
-        value: Number,
-        params: Mapping[str, Scalar],
-        failed: Sequence[Mapping[str, Scalar]],
-        fitted: Sequence[Mapping[str, Scalar]],
-        loading_s: Optional[float],
-    ) -> None:
+    def __init__(self, on_oom: OnOom, name: str, params: Mapping[str, Scalar], seen: Seen) -> None:
+        self.name = name
+        self.value = params.get(name)
         self._on_oom = on_oom
-        self._name = name
-        self._value = value
         self._params = dict(params)
-        self._failed = failed
-        self._loading_s = loading_s
-        self._floor: Number = on_oom.floor.get(name, 1 if isinstance(value, int) else 0)
+        self._seen = seen
+        self._whole = isinstance(self.value, int)
+        self._floor: Number = on_oom.floor.get(name, 1 if self._whole else 0)
         self._multiple = on_oom.multiple_of.get(name, 1)
-        self._good = self._known_good(fitted)
+        self._listed = sorted(set(on_oom.values.get(name, ())), reverse=True)
 
-    def candidates(self) -> List[Number]:
-        """Lower values within the bounds, in the order in which to try them."""
-        if self._name in self._on_oom.values:
-            listed = sorted(set(self._on_oom.values[self._name]), reverse=True)
-            return [value for value in listed if self._fits_bounds(value)]
-        found: List[Number] = []
-        good = self._good
-        if good is not None:
-            if self._loading_s is not None and self._loading_s < DEAR_LOADING_S:
-                between = self._rounded(math.sqrt(float(good) * float(self._value)))
-                found += [between] if between > good else []
-            found.append(good)
-        value = float(self._value) * self._on_oom.factor
-        while self._lowest() < value < self._value and value * self._on_oom.factor < value:
-            found.append(self._rounded(value))
+    def down_to_good(self) -> Iterator[Number]:
+        """Towards the known-good value: at once, or by halves of the distance where an attempt costs little."""
+        good = self._good()
+        if good is None:
+            return
+        if self._seen.loading_s is not None and self._seen.loading_s < DEAR_LOADING_S:
+            between = math.sqrt(float(good) * self._number())
+            nearest = next((value for value in self._listed if value <= between), None)
+            yield from self._allowed([nearest if nearest is not None else self._rounded(between)], above=good)
+        yield from self._allowed([good])
+
+    def further_down(self) -> Iterator[Number]:
+        """By the factor (or the list), down to the floor."""
+        if self._listed:
+            yield from self._allowed(self._listed)
+            return
+        value, lowest = self._number() * self._on_oom.factor, self._lowest()
+        while lowest < value < self._number() and value * self._on_oom.factor < value:
+            yield from self._allowed([self._rounded(value)])
             value *= self._on_oom.factor
-        found.append(self._lowest())
-        return [candidate for candidate in found if self._fits_bounds(candidate)]
+        yield from self._allowed([lowest])
 
     def with_value(self, candidate: Number) -> Optional[Params]:
-        """All parameters with this one changed; a kept product is made up for by the other factors. None where it
-        can't be."""
-        changed = {**self._params, self._name: candidate}
-        kept = self._on_oom.keep_product
-        if self._name not in kept:
-            return changed
-        other = next((name for name in kept if name != self._name), None)
-        factor = self._params.get(other) if other is not None else None
-        if other is None or isinstance(factor, (bool, str)) or factor is None or candidate == 0:
+        """All parameters with this one changed. A kept product is made up for by its other factor, for which this one
+        may have to go a little lower still; None where no value does it."""
+        other = next((name for name in self._on_oom.keep_product if name != self.name), None)
+        if self.name not in self._on_oom.keep_product or other is None:
+            return {**self._params, self.name: candidate}
+        factor = self._params.get(other)
+        if not self._whole or not isinstance(factor, int) or isinstance(factor, bool):
             return None
-        product = float(self._value) * float(factor)
-        quotient = product / float(candidate)
-        if quotient != round(quotient):
-            return self._nearest_divisor(candidate, int(product), other)
-        return {**changed, other: int(quotient)}
+        product = int(self._number()) * factor
+        for value in range(int(candidate), max(1, int(self._lowest())) - 1, -1):
+            if product % value == 0 and value % self._multiple == 0:
+                return {**self._params, self.name: value, other: product // value}
+        return None
 
-    def reason(self, candidate: Number) -> str:
-        return ", which is known to fit" if candidate == self._good else ""
+    def end(self) -> str:
+        """Why there is nothing below."""
+        if not self._numeric():
+            return f"{self.name} is no number"
+        if self._listed:
+            return f"{self.name} is {_show(self.value)}, and `values` has nothing lower that has not failed"
+        if self._number() <= self._floor:
+            return f"{self.name} is {_show(self.value)}, its floor"
+        return f"{self.name} is {_show(self.value)}, and nothing down to its floor {_show(self._floor)} is left to try"
 
-    def bound(self) -> str:
-        if self._name in self._on_oom.values:
-            return " (the last of `values`)"
-        return f" (floor {_show(self._floor)})" if self._value <= self._floor else " without repeating what failed"
+    def _good(self) -> Optional[Number]:
+        """The largest value below the present one that is said, or was seen with the rest as it is, to fit."""
+        values: List[Number] = [self._on_oom.known_good[self.name]] if self.name in self._on_oom.known_good else []
+        for fitted in self._seen.fitted:
+            value = fitted.get(self.name)
+            if _is_number(value) and {**fitted, self.name: 0} == {**self._params, self.name: 0}:
+                values.append(value)  # type: ignore[arg-type]
+        return max(self._allowed(values), default=None)
 
-    def _known_good(self, fitted: Sequence[Mapping[str, Scalar]]) -> Optional[Number]:
-        """The largest value below the present one that is said or seen to fit with the rest as it is."""
-        stated = self._on_oom.known_good.get(self._name)
-        values: List[Number] = [stated] if stated is not None else []
-        for seen in fitted:
-            value = seen.get(self._name)
-            if (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and _same({**seen, self._name: 0}, {**self._params, self._name: 0})
-            ):
-                values.append(value)
-        return max((value for value in values if value < self._value), default=None)
+    def _allowed(self, values: Sequence[Number], *, above: Optional[Number] = None) -> Iterator[Number]:
+        """Those within the bounds, and above the given one."""
+        for value in values:
+            if self._numeric() and self._floor <= value < self._number() and (above is None or value > above):
+                yield value
 
-    def _fits_bounds(self, value: Number) -> bool:
-        return self._floor <= value < self._value
+    def _numeric(self) -> bool:
+        return _is_number(self.value)
+
+    def _number(self) -> float:
+        return float(self.value) if self._numeric() else 0.0  # type: ignore[arg-type]
 
     def _rounded(self, value: float) -> Number:
-        if not isinstance(self._value, int):
-            return value if self._floor <= value else self._floor
+        """Down to the multiple, never below the floor."""
+        if not self._whole:
+            return max(value, float(self._floor))
         return max(int(value) // self._multiple * self._multiple, self._lowest())
 
     def _lowest(self) -> Number:
-        if not isinstance(self._value, int):
-            return self._floor
-        return -(-int(math.ceil(self._floor)) // self._multiple) * self._multiple
-
-    def _nearest_divisor(self, candidate: Number, product: int, other: str) -> Optional[Params]:
-        for value in range(int(candidate), max(int(self._lowest()), 1) - 1, -1):
-            if product % value == 0 and value % self._multiple == 0:
-                return {**self._params, self._name: value, other: product // value}
-        return None
+        """The floor, up to the multiple."""
+        return -(-math.ceil(self._floor) // self._multiple) * self._multiple if self._whole else float(self._floor)
 
 
-def _same(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> bool:
-    return {**one} == {**other}
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _show(value: object) -> str:

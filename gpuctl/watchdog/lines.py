@@ -6,7 +6,8 @@ decoration, at most 4 KiB each (longer ones in overlapping pieces). Everything t
 
 Speed: a job that writes fast may write gigabytes, and nearly all of it is harmless. A block with many lines is first
 searched, as bytes, for a handful of stems that every failure's wording contains; only the surroundings of what then
-matters, and the end of the block (where progress stands), become lines. Small blocks, so every live log, are read whole.
+matters, and the end of the block (where progress stands), become lines. Small blocks, so every live log, are read
+whole.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ _SEPARATOR = re.compile(rb"[\r\n]")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _BOX = "│┃|"
 _RANK = re.compile(
-    r"\[?\b(?:rank|RANK|Rank)[ :=]?(\d+)\]?|^\[\d+,(\d+)\]<std|\bTP(\d+)\b|\bTP_rank=(\d+)|^\[(\d+)\]:|\[default(\d+)\]:"
+    r"\[?\b(?:rank|RANK|Rank)[ :=]?(\d+)\]?|^\[\d+,(\d+)\]<std|\bTP(\d+)\b|\bTP_rank=(\d+)|^\[(\d+)\]:"
+    r"|\[default(\d+)\]:"
 )
 _LEVEL = re.compile(
     r"\b(?:(DEBUG|TRACE)|(INFO)|(WARN(?:ING)?|\w*Warning)|(ERROR|CRITICAL|FATAL|SEVERE))\b"
-    r"|^\W{0,2}([DIWEF])(?=\d{4} |\d{4}-|,? tensorflow/|/tensorflow| \d\d:\d\d)|[\[:] ?([DIWEF])[ \d]| ([DIWEF]) (?:tensorflow|external)/"
+    r"|^\W{0,2}([DIWEF])(?=\d{4} |\d{4}-|,? tensorflow/|/tensorflow| \d\d:\d\d)|[\[:] ?([DIWEF])[ \d]"
+    r"| ([DIWEF]) (?:tensorflow|external)/"
 )
 _LETTERS = {"D": "debug", "I": "info", "W": "warning", "E": "error", "F": "error"}
 _PREFIX = re.compile(
@@ -44,7 +47,8 @@ _PREFIX = re.compile(
     r"|\([\w\[\]<>.:/-]+(?: [\w.:-]+)* pid=\d+[^)]{0,60}\) ?"  # vLLM's processes, Ray
     r"|\[[^\[\]]{0,20}(?:INFO|WARN|WARNING|ERROR|DEBUG|FATAL) ?\] ?(?:PyProcess )?(?:[\w-]+-std(?:out|err): ?)?"
     r"|(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)[ :|]+(?:\d\d-\d\d )?(?:\d\d:\d\d:\d\d,?\.?\d* )?"
-    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]?-?(?: ?\d\d:\d\d:\d\d[.,]?\d*)?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2,3}\d+)*\]?:?(?: \| )?"
+    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]?-?(?: ?\d\d:\d\d:\d\d[.,]?\d*)?(?:Z|[+-]\d\d:?\d\d)?(?:"
+    r" [A-Z]{2,3}\d+)*\]?:?(?: \| )?"
     r"|\[[\w/.-]+\.(?:py|cc|cpp|cu|go|rs):\d+[\w:]*\] ?"  # [core.py:708]
     r"|stderr(?: \| |: )|stdout(?: \| |: )"
     r"|[A-Za-z][\w.]*[-_][\w.-]*\d* *\| "  # docker compose: service-1  | (a bare word is a column of a table)
@@ -77,7 +81,7 @@ class LineReader:
         self._parts: List[bytes] = []
         self._held = 0
         self._number = 1
-        self._fruitless = {stem: 0 for stem in self._stems}
+        self._fruitless = dict.fromkeys(self._stems, 0)
         self._owed = 0  # bytes of the next block that follow a line that mattered in this one
 
     def feed(self, data: bytes) -> List[Line]:
@@ -143,8 +147,8 @@ class LineReader:
         for stem in self._stems:
             wanted += self._hits(block, lowered, stem)
         merged: List[Tuple[int, int]] = []
-        for begin, end in sorted(wanted):
-            begin, end = _separator_before(block, 0, begin) if begin else 0, _line_around(block, end - 1)[1]
+        for low, high in sorted(wanted):
+            begin, end = _separator_before(block, 0, low) if low else 0, _line_around(block, high - 1)[1]
             if merged and begin <= merged[-1][1] + 1:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:

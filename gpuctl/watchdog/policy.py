@@ -10,7 +10,7 @@ import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from gpuctl.watchdog.gpu_memory import held_by_others
-from gpuctl.watchdog.ladder import Exhausted, next_step
+from gpuctl.watchdog.ladder import Exhausted, Seen, next_step
 from gpuctl.wire.incidents import Action, AttemptRecord, Incident
 from gpuctl.wire.runspec import OnOom, Relaunches, RunSpec, Scalar
 
@@ -60,14 +60,19 @@ def decide(
         return _stop("failed", incident, "the job's `policy` says so")
     env = allocator_settings(spec, since)
     if isinstance(own, Relaunches):
-        return _again(incident, own, params, since, env, f"`policy` allows {own.relaunch} relaunches")
+        return _again(incident, own, params, since, env=env, said=f"`policy` allows {own.relaunch} relaunches")
     if incident.cls in GIVES_WAY + AT_LOAD:
-        return _give_way(incident, spec, params, since, env, resumes)
+        return _give_way(incident, spec, params, since, env=env, resumes=resumes)
     if incident.cls in HARMFUL:
         return _stop("failed" if incident.cls == "disk_full" else "blocked", incident, HARMFUL[incident.cls])
     if incident.cls in CURABLE:
         return _again(
-            incident, spec.on_failure, params, since, env, f"`on_failure` allows {spec.on_failure.relaunch} relaunches"
+            incident,
+            spec.on_failure,
+            params,
+            since,
+            env=env,
+            said=f"`on_failure` allows {spec.on_failure.relaunch} relaunches",
         )
     return _stop("failed", incident, "a second try would fail in the same way")
 
@@ -93,6 +98,7 @@ def _give_way(
     spec: RunSpec,
     params: Mapping[str, Scalar],
     since: Sequence[AttemptRecord],
+    *,
     env: Dict[str, str],
     resumes: bool,
 ) -> Action:
@@ -133,13 +139,8 @@ def _give_way(
             incident,
             "it ran out while loading, which no smaller batch changes (`on_oom.at_load` names what would)",
         )
-    step = next_step(
-        on_oom,
-        params,
-        [record.params for record in since if _counts(record)],
-        reduce=reduce,
-        loading_s=_loading_s(since),
-    )
+    seen = Seen([record.params for record in since if _counts(record)], loading_s=_loading_s(since))
+    step = next_step(on_oom, params, seen, reduce=reduce)
     if isinstance(step, Exhausted):
         return _stop("blocked", incident, step.why)
     if resumes and not on_oom.resume_changed:
@@ -156,6 +157,7 @@ def _again(
     budget: Relaunches,
     params: Mapping[str, Scalar],
     since: Sequence[AttemptRecord],
+    *,
     env: Dict[str, str],
     said: str,
 ) -> Action:
@@ -213,16 +215,18 @@ def _too_much_lost(on_oom: OnOom, spec: RunSpec, since: Sequence[AttemptRecord])
 
 
 def _same_request(since: Sequence[AttemptRecord]) -> bool:
-    failures = [
-        record for record in since if _counts(record) and record.incident is not None and record.incident.evidence
+    """Did two sizes fail in asking for the same, at the same place? Then it is not the size that asks."""
+    asked = [
+        (record.params, record.incident.evidence[0])
+        for record in since
+        if record.incident is not None and record.incident.evidence and _counts(record)
     ]
-    if len(failures) < 2 or failures[-1].params == failures[-2].params:
+    if len(asked) < 2:
         return False
-    last, before = failures[-1].incident, failures[-2].incident
-    assert last is not None and before is not None
-    one, other = last.evidence[0], before.evidence[0]
-    big = one.requested_bytes is not None and one.requested_bytes > _GRANULE
-    return big and one.requested_bytes == other.requested_bytes and one.frame is not None and one.frame == other.frame
+    (before, one), (now, other) = asked[-2:]
+    if one.requested_bytes is None or one.requested_bytes <= _GRANULE or before == now:
+        return False
+    return one.requested_bytes == other.requested_bytes and one.frame == other.frame
 
 
 def _loading_s(since: Sequence[AttemptRecord]) -> Optional[float]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional, Tuple
 
-_METRIC = r"(?=.{0,120}?(?:loss|\blr\b|acc|ppl|tok|it/s|s/it|sec/step|throughput|elapsed|samples|reward|\bbs\b|auc|img/s|ms\b))"
+_METRIC = (
+    r"(?=.{0,120}?(?:loss|\blr\b|acc|ppl|tok|it/s|s/it|sec/step|throughput|elapsed|samples|reward"
+    r"|\bbs\b|auc|img/s|ms\b))"
+)
 _COUNT = r"(\d[\d,]*(?:\.\d+)?[kmg]?)"
 _LABEL = 60  # characters before a bar that say what it counts
 _STEP = r"\b(?:global_?\s?step|step|iter(?:ation)?|minibatch|batch|update|num_updates|it)s?"
@@ -38,7 +41,8 @@ _LOADING_BAR = re.compile(
     re.IGNORECASE,
 )
 _LOADING_LINE = re.compile(
-    r"\b(?:start\w* (?:to )?load|load(?:ing)?) (?:the )?(?:\w+ )?(?:model|weights?|checkpoint|shards?|parameters|params|tensors|engine|state|safetensors|pretrained)"
+    r"\b(?:start\w* (?:to )?load|load(?:ing)?) (?:the )?(?:\w+ )?(?:model|weights?|checkpoint|shards?"
+    r"|parameters|params|tensors|engine|state|safetensors|pretrained)"
     r"|initiali[sz]ing (?:\w+ )?(?:model|param\w*|weights)|\bllm_load|\bload_tensors|load weight begin",
     re.IGNORECASE,
 )

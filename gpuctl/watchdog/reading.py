@@ -1,7 +1,7 @@
 """What a job's logs have said so far: every line that looked like trouble, and what happened since.
 
-A line is evidence, not a verdict: each becomes a `Clue` that remembers how far the job was then. A job that has moved on
-since has dealt with it. `gpuctl.watchdog.verdict` decides.
+A line is evidence, not a verdict: each becomes a `Clue` that remembers how far the job was then. A job that has moved
+on since has dealt with it. `gpuctl.watchdog.verdict` decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MANY = 500  # clues kept: the first ones hold the root
 _RANK_DEATH = re.compile(r"\brank[ :]+(\d+)", re.IGNORECASE)
 _NCCL_GPU = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
 _REQUEST = re.compile(
-    r"exception during processing|in asgi application|(?:processing|handling|serving) (?:the )?(?:request|prompt|query)|request \S+ (?:failed|aborted)",
+    r"exception during processing|in asgi application"
+    r"|(?:processing|handling|serving) (?:the )?(?:request|prompt|query)|request \S+ (?:failed|aborted)",
     re.IGNORECASE,
 )
 _SERVED = re.compile(
@@ -41,9 +42,12 @@ _FENCED = re.compile(
 )
 _FINITE = re.compile(r"\b(?:\w*loss|grad[_ ]?norm)['\"]?\s{0,3}[=:|]?\s{0,3}['\"]?-?\d", re.IGNORECASE)
 _LOAD_CALL = re.compile(
-    r"from_pretrained|load_state_dict|load_model|load_weights?\b|load_checkpoint|load_single_module|initialize_model|create_weights|model_loader|\binit_params?\b|\binit_fn\b"
-    r"|_init_param|\bFSDP\(|fully_shard|DistributedDataParallel\(|\bDDP\(|deepspeed\.initialize|set_module_tensor|dispatch_model|from_single_file|from_config"
-    r"|(?:torch|paddle|safetensors\.torch)\.load|\bmodel\.(?:to|cuda|half)\(|_move_model_to_device|materialize|_cuda_init|load_tensors|llama_model_load|loadEngine|deserialize",
+    r"from_pretrained|load_state_dict|load_model|load_weights?\b|load_checkpoint|load_single_module"
+    r"|initialize_model|create_weights|model_loader|\binit_params?\b|\binit_fn\b"
+    r"|_init_param|\bFSDP\(|fully_shard|DistributedDataParallel\(|\bDDP\(|deepspeed\.initialize"
+    r"|set_module_tensor|dispatch_model|from_single_file|from_config"
+    r"|(?:torch|paddle|safetensors\.torch)\.load|\bmodel\.(?:to|cuda|half)\(|_move_model_to_device"
+    r"|materialize|_cuda_init|load_tensors|llama_model_load|loadEngine|deserialize",
     re.IGNORECASE,
 )
 _WARM_CALL = re.compile(r"profile_run|_dummy_|warm_?up|capture_model|determine_num_available", re.IGNORECASE)

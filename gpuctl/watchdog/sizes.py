@@ -1,5 +1,5 @@
-"""Sizes as programs print them. Memory is counted in powers of two whatever the unit's spelling (Paddle, MPS and TensorRT
-print "MB" and mean MiB)."""
+"""Sizes as programs print them. Memory is counted in powers of two whatever the unit's spelling (Paddle, MPS and
+TensorRT print "MB" and mean MiB)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Python's tracebacks, told apart though ranks print theirs into one another: who raised what, in which frames, in which
-thread. The source lines that a traceback quotes are never evidence ("raise RuntimeError('NCCL error …')")."""
+"""Python's tracebacks, told apart though ranks print theirs into one another: who raised what, in which frames, in
+which thread. The source lines that a traceback quotes are never evidence ("raise RuntimeError('NCCL error …')")."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEEP = 400  # lines: a traceback that has not ended by then was cut
 
 @dataclass
 class Raised:
-    """An exception that was printed with its traceback. `calls` is each frame's function and source, outermost first."""
+    """An exception that was printed with its traceback. `calls`: each frame's function and source, outermost first."""
 
     text: str
     calls: List[str]

@@ -23,7 +23,8 @@ _NO_EVIDENCE = re.compile(
         # somebody's words, passing through a server's log
         r"\b(?:prompt|messages|content|completion|output_text|question|answer)['\"]?\s?[:=]\s?['\"\[]",
         # advice, help texts, comments
-        r"^(?:if|when|in case|note:|hint:|tip:|help:|see|to (?:avoid|fix|prevent))\b|^\s*(?:-{1,2}[a-z][\w-]* |# |//|\* )",
+        r"^(?:if|when|in case|note:|hint:|tip:|help:|see|to (?:avoid|fix|prevent))\b"
+        r"|^\s*(?:-{1,2}[a-z][\w-]* |# |//|\* )",
         r"\bif you (?:see|get|run|hit|encounter)\b",
         r"\b(?:would|could|might|may|will not) (?:cause|lead to|result in|trigger|hit)\b.{0,40}\b(?:oom|memory)\b",
         r"\b(?:no|0|zero|without) (?:\w+ )?(?:errors?|failures?|ooms?|nans?)\b",

@@ -1,5 +1,5 @@
-"""Ranks that talk to each other, and the launchers that report their deaths: mostly what another failure looks like from
-outside, so most of it weighs less than a cause."""
+"""Ranks that talk to each other, and the launchers that report their deaths: mostly what another failure looks like
+from outside, so most of it weighs less than a cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TABLE = (
         "nccl_timeout",
         "timeout timed_out timedout watchdog",
         r"caught collective operation timeout|watchdog got stuck|watchdog hang",
-        r"(?:nccl|rccl|hccl|collective|all_?reduce|all_?gather|barrier|broadcast)\b.{0,80}?\b(?:timed ?out|timeout (?:at|after|exceeded|expired))",
+        r"(?:nccl|rccl|hccl|collective|all_?reduce|all_?gather|barrier|broadcast)\b.{0,80}?\b(?:timed ?out"
+        r"|timeout (?:at|after|exceeded|expired))",
         r"timed out waiting \d+ ?ms for (?:recv|send)|timed out after \d+ seconds waiting for clients",
         r"wait timeout after \d+ ?ms|\bsocket timeout\b|(?:store|rendezvous).{0,60}timed ?out",
         weight=Weight.CONSEQUENCE,
@@ -24,7 +25,8 @@ TABLE = (
     signature(
         "nccl_error",
         "nccl rccl distbackenderror net/ib net/ofi net/socket",
-        r"\b(?:NCCL|RCCL) (?:error|failure|failed)\b|\bnccl(?:System|Internal|UnhandledCuda|Remote)Error|DistBackendError",
+        r"\b(?:NCCL|RCCL) (?:error|failure|failed)\b|\bnccl(?:System|Internal|UnhandledCuda|Remote)Error",
+        r"DistBackendError",
         r"\bnccl(?:InvalidUsage|InvalidArgument)\b|NCCL communicator was aborted|ncclCommInitRank\w* failed",
         r"NCCL WARN .{0,120}(?:fail|error|mismatch|closed|refused|unreachable|no route|timed out|invalid)",
         r"NET/(?:IB|OFI|Socket).{0,60}(?:error|fail)",
@@ -43,16 +45,21 @@ TABLE = (
         "rank_failed_secondary",
         "childfailed process exit mpirun mpiexec prun engine root_cause sigquit unexpectedly peer socket_closed pipe"
         " sigkill subprocess actor worker failed abort crashed non-zero died terminated signalexception another_rank",
-        r"ChildFailedError|ProcessRaisedException|ProcessExitedException|SignalException|ActorDiedError|WorkerCrashedError",
+        r"ChildFailedError|ProcessRaisedException|ProcessExitedException|SignalException|ActorDiedError",
+        r"WorkerCrashedError",
         r"sending process \d+ closing signal|failed \(exitcode: -?\d+\) local_rank|killing subprocess|sigkill_handler",
         r"exits? with return code ?= ?-?[1-9]|returned\s+a non-zero exit code|exited with non-zero status",
         r"\b(?:mpirun|mpiexec|prun|prterun) (?:has exited|noticed|detected)|one or more processes exited",
-        rf"{_PROCESS}[^:]{{0,60}}? {_ENDED}(?: unexpectedly)?(?: with|:)? ?(?:an? )?(?:non-?zero )?{_CODE}?[ =:]{{1,2}}(?!0\b)-?\d+",
-        rf"{_PROCESS}[^:]{{0,40}}? (?:exited|died|terminated|crashed|failed) unexpectedly|unexpectedly (?:failed|exited|died)",
-        r"engine(?:core)? (?:core )?initialization failed|engine ?core (?:process )?(?:died|failed to start)|EngineDeadError",
+        rf"{_PROCESS}[^:]{{0,60}}? {_ENDED}(?: unexpectedly)?(?: with|:)? ?(?:an? )?(?:non-?zero )?{_CODE}?["
+        rf" =:]{{1,2}}(?!0\b)-?\d+",
+        rf"{_PROCESS}[^:]{{0,40}}? (?:exited|died|terminated|crashed|failed) unexpectedly",
+        r"unexpectedly (?:failed|exited|died)",
+        r"engine(?:core)? (?:core )?initialization failed|engine ?core (?:process )?(?:died|failed to start)",
+        r"EngineDeadError",
         r"see (?:the )?(?:stack trace )?(?:\(?above\)? )?(?:for )?(?:the )?root cause|root cause above",
         r"received sigquit from a child|connection (?:closed|reset) by peer|broken pipe|socket closed",
-        r"\b(?:webserver|server|shard \d+) crashed|another (?:rank|process|worker) (?:has )?failed|aborting (?:the )?job\b",
+        r"\b(?:webserver|server|shard \d+) crashed|another (?:rank|process|worker) (?:has )?failed",
+        r"aborting (?:the )?job\b",
         r"srun: error: .{0,60}: exited with exit code|the actor died unexpectedly|\bexit status (?!0\b)\d+",
         weight=Weight.LAUNCHER,
         bold=True,

@@ -1,4 +1,5 @@
-"""The machine around the GPUs: memory, shared memory, disks, ports, downloads, files that are not what they should be."""
+"""The machine around the GPUs: memory, shared memory, disks, ports, downloads, files that are not what they should
+be."""
 
 from __future__ import annotations
 
@@ -56,10 +57,12 @@ TABLE = (
         "checkpoint_corrupt",
         "pytorchstreamreader central_directory pickl load_key ran_out_of_input magic header incomplete safetensor zip"
         " eof corrupt truncated dataloss match signature bounds unexpected_end",
-        r"PytorchStreamReader failed|failed finding central directory|UnpicklingError|invalid load key|ran out of input",
+        r"PytorchStreamReader failed|failed finding central directory|UnpicklingError|invalid load key",
+        r"ran out of input",
         r"pickle data was truncated|invalid magic (?:number|character)|bad magic|error while deserializing header",
         r"HeaderTooLarge|(?:Metadata)?IncompleteBuffer|InvalidHeader\w*|not a zip ?file|BadZipFile",
-        r"(?:checkpoint|archive|shard|model|weights|tensor|safetensors|\.(?:pt|pth|bin|ckpt|gguf))\b.{0,60}\b(?:corrupt(?:ed)?|truncated|incomplete)\b",
+        r"(?:checkpoint|archive|shard|model|weights|tensor|safetensors|\.(?:pt|pth|bin|ckpt"
+        r"|gguf))\b.{0,60}\b(?:corrupt(?:ed)?|truncated|incomplete)\b",
         r"(?:corrupt(?:ed)?|truncated) (?:file|checkpoint|archive)|file (?:might|may) be corrupt\w*",
         r"unexpected EOF, expected|unexpected end of (?:file|data)|DataLossError|data is not within the file bounds",
         r"(?:checksum|crc|sha256|hash)\w* (?:mismatch|does not match|doesn't match|did not match)",
@@ -69,8 +72,10 @@ TABLE = (
         "auth_or_download",
         "gated client_error server_error repository entrynotfound hfhub offline token credential key authenticat connect"
         " max_retries resol identifier denied download unauthorized forbidden username sslerror timeout",
-        r"\bgated ?repo|gated\. you must|(?:40[134]|429|50[0234]) (?:client|server) error|HfHubHTTPError|OfflineMode\w*",
-        r"RepositoryNotFoundError|EntryNotFoundError|invalid (?:user )?(?:token|credentials|api ?key)|must be authenticated",
+        r"\bgated ?repo|gated\. you must|(?:40[134]|429|50[0234]) (?:client|server) error|HfHubHTTPError",
+        r"OfflineMode\w*",
+        r"RepositoryNotFoundError|EntryNotFoundError|invalid (?:user )?(?:token|credentials|api ?key)",
+        r"must be authenticated",
         r"(?:unauthorized|forbidden)\b.{0,40}(?:url|token|access|http)|could(?:n't| not) connect to .{0,40}https?:",
         r"max retries exceeded with url|name or service not known|temporary failure in name resolution",
         r"is not a (?:local folder|valid model identifier)|(?:no|unable to locate) credentials|NoCredentialsError",

@@ -24,7 +24,8 @@ KV_CACHE = (
     signature(
         "kv_cache_too_small",
         "cache kv --mem-fraction gpu_memory_for",
-        rf"{_NO} (?:available |free )?(?:gpu )?(?:memory|space|blocks?|room)[^.]{{0,40}}?\b(?:kv[- _]?cache|cache blocks|paged kv)",
+        rf"{_NO} (?:available |free )?(?:gpu )?(?:memory|space|blocks?|room)[^.]{{0,40}}?\b(?:kv[- _]?cache"
+        rf"|cache blocks|paged kv)",
         r"larger than the (?:maximum number of tokens that can be stored in|available) kv[- ]?cache",
         r"kv[- ]?cache (?:memory )?(?:is )?(?:needed|required),? (?:which is |but )?(?:larger|more|only)",
         rf"{_CANNOT} (?:to )?(?:allocate|create|init\w*|fit|reserve)[^.]{{0,40}} kv[- _]?cache",
@@ -74,7 +75,9 @@ GPU = (
         "gpu_oom",
         "not_a_failure from_device ran_out_of_memory_trying",
         r"allocator .{0,120}the caller indicates that this is not a failure",
-        r"failed to allocate .{1,60} from device: .{0,40}CUDA_ERROR_OUT_OF_MEMORY",  # StreamExecutor tries smaller pools
+        # StreamExecutor tries smaller pools
+        r"failed to allocate .{1,60} from device:"
+        r" .{0,40}CUDA_ERROR_OUT_OF_MEMORY",
         r"(?:bfc_allocator|allocator \(gpu\w*\)).{0,40}ran out of memory trying to allocate",
         weight=Weight.PROBE,
     ),
@@ -121,7 +124,8 @@ GPU = (
         r"(?:BFCArena|cuda|gpu).{0,200}failed to allocate memory for requested buffer",  # ONNX Runtime
         r"RMM failure|rmm::(?:out_of_memory|bad_alloc)|std::bad_alloc.{0,40}cuda|cuda.{0,40}std::bad_alloc",
         r"requested amount of GPU memory .{0,30}could not be allocated|error code 2: out ?of ?memory",  # TensorRT
-        r"insufficient gpu memory|not enough (?:gpu|video) (?:video )?memory|out of vram|ran out of (?:gpu |video )memory",
+        r"insufficient gpu memory|not enough (?:gpu|video) (?:video )?memory|out of vram",
+        r"ran out of (?:gpu |video )memory",
         rf"{_ERROR}.{{0,80}}\bout of (?:gpu|device|video) memory|gpu (?:is |ran )?out of memory",
     ),
     signature(

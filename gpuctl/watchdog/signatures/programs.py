@@ -10,9 +10,11 @@ TABLE = (
     signature(
         "nan_loss",
         "nan finite floatingpoint diverged is_inf invalid_loss loss_scale infinite became_inf",
-        rf"found nan in |(?:loss|gradients?|grad[_ ]norm|logits) (?:is|are|was|became|has become|contains?|went) (?:a )?{_NAN}",
+        rf"found nan in |(?:loss|gradients?|grad[_ ]norm|logits) (?:is|are|was|became|has become|contains?"
+        rf"|went) (?:a )?{_NAN}",
         r"non-?finite (?:loss|grad)|FloatingPointError|diverged with loss|NanLossDuringTraining|\binvalid loss\b",
-        r"\bnan (?:or inf )?(?:loss |values? |gradients? )?(?:detected|encountered|found)|(?:encountered|detected|got) (?:a )?nan\b",
+        r"\bnan (?:or inf )?(?:loss |values? |gradients? )?(?:detected|encountered|found)",
+        r"(?:encountered|detected|got) (?:a )?nan\b",
         r"returned nan values in its|loss scale already at minimum|minimum loss scale reached|(?:infinite|nan) loss\b",
     ),
     signature(
