@@ -71,16 +71,18 @@ class Attempt:
             return None
         return self._written() or Exit()
 
-    def wait_exit(self, pause: Callable[[float], None], deadline_s: float = EXIT_DEADLINE_S) -> Exit:
-        """Its exit, which is known to come; one without a status when it does not."""
+    def exit_soon(self, pause: Callable[[float], None], deadline_s: float) -> Optional[Exit]:
+        """Its exit; waits for the keeper to write it where the job is gone already. None: it runs, or none came."""
         deadline = time.monotonic() + deadline_s
         while True:
             found = self.exit()
-            if found is not None:
+            if found is not None or self.job_lives or time.monotonic() > deadline:
                 return found
-            if time.monotonic() > deadline:
-                return Exit()
-            pause(0.01)
+            pause(0.005)
+
+    def wait_exit(self, pause: Callable[[float], None]) -> Exit:
+        """The exit of a job that was ended; one without a status when none comes."""
+        return self.exit_soon(pause, EXIT_DEADLINE_S) or Exit()
 
     def _written(self) -> Optional[Exit]:
         data = self.folder.exit()

@@ -134,6 +134,18 @@ def signal(process: ProcessId, number: int) -> bool:
     return True
 
 
+def descriptor(process: ProcessId) -> Optional[int]:
+    """A pidfd, readable once this very process has ended; None where there is none to be had. The caller closes it."""
+    try:
+        pidfd = _pidfd_open(process.pid)
+    except OSError:
+        return None
+    if pidfd is not None and not alive(process):
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
 def _elsewhere(pid: int, name: str) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

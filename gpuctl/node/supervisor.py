@@ -15,6 +15,7 @@ import json
 import os
 import signal as signals
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -206,7 +207,7 @@ class Supervisor:
         started = (self.record.started or {}).get("mono_s", boottime())
         while True:
             incidents = self.eyes.look(LOOK_S)
-            exit = attempt.exit()
+            exit = attempt.exit_soon(time.sleep, LOOK_S)
             if exit is not None:
                 faults.reach(self.state_dir, "exit-seen")
                 return self._exited(attempt, exit)

@@ -1,7 +1,7 @@
 """`Waiter`: sleeps until a file changes, a descriptor is readable, or time is up.
 
 inotify where there is an instance left (a user has 128 of them), else looking four times a second. A burst of changes
-wakes it at once, and then at most once in `PACE_S`, so that a job that prints without pause costs little.
+wakes it at once, and then at most once in `pace_s`, so that a job that prints without pause costs little.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Woke = Set[Union[str, int]]
 class Waiter:
     """Watch paths (a folder: what appears and changes in it) and descriptors; then `wait` says which of them woke."""
 
-    def __init__(self, *, inotify: bool = True) -> None:
+    def __init__(self, *, inotify: bool = True, pace_s: float = PACE_S) -> None:
+        self._pace_s = pace_s
         self._looks: _Looks = _Looks()
         self._notices: Optional[_Notices] = _Notices.open() if inotify else None
         self._fds: Set[int] = set()
@@ -58,13 +59,13 @@ class Waiter:
         changed: Set[str] = set()
         while True:
             now = time.monotonic()
-            at = min(deadline, self._woke + PACE_S) if changed else deadline
+            at = min(deadline, self._woke + self._pace_s) if changed else deadline
             if self._looks.watched:
                 at = min(at, now + LOOK_EVERY_S)
             readable = self._poll(max(0.0, at - now), listen=not changed)
             changed |= self._changed()
             now = time.monotonic()
-            if readable or now >= deadline or (changed and now >= self._woke + PACE_S):
+            if readable or now >= deadline or (changed and now >= self._woke + self._pace_s):
                 self._woke = now if changed else self._woke
                 return {*changed, *readable}
 

@@ -15,6 +15,7 @@ from gpuctl.node.clock import boottime
 from gpuctl.node.folders import RunFolder, write_json
 from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.history import Record
+from gpuctl.node.processes import descriptor
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.waiter import Waiter
 from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready
@@ -24,6 +25,7 @@ from gpuctl.wire.samples import Sample
 
 SAMPLE_S = 1.0
 PROGRESS_S = 10.0
+PACE_S = 0.5  # between two looks at logs that grow all the time; an exit is seen at once
 ROOM_S = 5.0
 LINE_CHARACTERS = 200
 ENOUGH_BYTES = 1 << 20
@@ -37,7 +39,7 @@ class Eyes:
         self.run = run
         self.record = record
         self.telemetry = telemetry
-        self.waiter = Waiter()
+        self.waiter = Waiter(pace_s=PACE_S)
         self.waiter.watch(run.requests)
         self.last_sample: Optional[Sample] = None
         self.peak_mib: Dict[int, int] = {}  # by index, of this attempt
@@ -50,6 +52,7 @@ class Eyes:
         self.no_room = False  # the disk that holds the run is full
         self._last_progress = 0.0
         self._unwritten: Optional[Progress] = None
+        self._job: Optional[int] = None  # a pidfd, until it has told of the job's end
 
     def open(self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str]) -> None:
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
@@ -63,7 +66,10 @@ class Eyes:
         self._uuids = uuids
         self.peak_mib = {}
         self._unwritten, self._last_progress = None, 0.0
-        self._watch(attempt.folder.path)  # its log grows there, and exit.json appears
+        self._watch(attempt.folder.path)  # its log grows there
+        self._job = descriptor(attempt.job) if attempt.job is not None else None
+        if self._job is not None:
+            self.waiter.add_fd(self._job)
         if self.record.life.attempt == attempt.number and self.record.life.state in ("loading", "running", "cleaning"):
             self._read(quietly=self.record.attempts[-1].progressed or self.record.life.state != "loading")
 
@@ -71,7 +77,8 @@ class Eyes:
         """Waits for something to happen, at most so long; reads, samples, journals; answers confirmed incidents."""
         now = boottime()
         due = self._next_sample - now if self._judge is not None else timeout_s
-        self.waiter.wait(max(0.0, min(timeout_s, due)))
+        if self._job in self.waiter.wait(max(0.0, min(timeout_s, due))):
+            self._forget_job()
         self._read()
         now = boottime()
         if self._judge is None:
@@ -100,6 +107,13 @@ class Eyes:
             self.waiter.forget(path)
         self._watched.clear()
         self._judge = self._follower = None
+        self._forget_job()
+
+    def _forget_job(self) -> None:
+        if self._job is not None:
+            self.waiter.remove_fd(self._job)
+            os.close(self._job)
+            self._job = None
 
     def _sample(self) -> None:
         assert self._judge is not None

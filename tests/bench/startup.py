@@ -19,7 +19,12 @@ def measure() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         inventory = Path(folder) / "inventory.yaml"
         inventory.write_text(INVENTORY.format(folder))
-        environment = {**os.environ, "GPUCTL_HOME": f"{folder}/home", "GPUCTL_INVENTORY": str(inventory)}
+        environment = {
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "",
+            "GPUCTL_HOME": f"{folder}/home",
+            "GPUCTL_INVENTORY": str(inventory),
+        }
         program = [sys.executable, "-m", "gpuctl"]
         commands = {
             "bare python": [sys.executable, "-c", "pass"],
@@ -37,7 +42,6 @@ def measure() -> Iterator[tuple[str, str]]:
         bare = statistics.median(taken["bare python"])
         for name, seconds in taken.items():
             median = statistics.median(seconds)
-            yield (
-                name,
-                f"{median * 1000:.0f} ms (+{(median - bare) * 1000:.0f} ms; {min(seconds) * 1000:.0f}–{max(seconds) * 1000:.0f})",
-            )
+            over = (median - bare) * 1000
+            spread = f"{min(seconds) * 1000:.0f}–{max(seconds) * 1000:.0f}"
+            yield name, f"{median * 1000:.0f} ms ({over:+.0f} ms over bare Python; {spread})"
