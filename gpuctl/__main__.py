@@ -6,8 +6,11 @@ import sys
 
 
 def main() -> int:
-    from gpuctl.cli.program import run  # here, so that importing this module costs nothing
-
+    try:
+        from gpuctl.cli.program import run  # here: Ctrl-C while it loads is to be answered too
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted before anything was done\n")
+        return 130
     return run(sys.argv[1:])
 
 

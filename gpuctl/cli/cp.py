@@ -36,6 +36,9 @@ def command(sources: tuple[str, ...], target: str, as_json: bool) -> int:
 
 
 async def _cp(sources: tuple[str, ...], target: str, as_json: bool) -> int:
+    for source in sources:
+        if not _REMOTE.fullmatch(source) and not os.path.lexists(source):  # noqa: ASYNC240 - before anything else runs
+            raise UsageError(f"{source}: there is no such file here", "a path elsewhere is NODE:path or RUN:path")
     done: list[dict[str, Any]] = []
     async with options.opened() as (fleet, store):
         into = await _place(fleet, store, target if len(sources) == 1 or target.endswith((":", "/")) else f"{target}/")
@@ -55,16 +58,19 @@ async def _place(fleet: Fleet, store: Store, word: str) -> Place:
     """A name with a colon is a node, else a run; everything else is a path on this machine."""
     remote = _REMOTE.fullmatch(word)
     if remote is None:
-        if not word:
-            raise UsageError("an empty path", "name a file or folder")
-        # A trailing slash says that a folder is meant, and must survive.
-        path = os.path.abspath(word) + ("/" if word.endswith("/") and word != "/" else "")  # noqa: PTH100
-        return Place(fleet.agent(_here()), path)
+        return Place(fleet.agent(_here()), _absolute(word))
     name, path = remote[1], remote[2]
     if name in fleet.inventory.nodes:
         return Place(fleet.agent(fleet.inventory.node(name)), path or "~/")
     found = await find(fleet, store, name)
     return Place(fleet.agent(found.node), path or "./", found.run)
+
+
+def _absolute(word: str) -> str:
+    """A trailing slash says that a folder is meant, and stays."""
+    if not word:
+        raise UsageError("an empty path", "name a file or folder")
+    return os.path.abspath(word) + ("/" if word.endswith("/") and word != "/" else "")  # noqa: PTH100 - Path drops it
 
 
 def _here() -> Node:

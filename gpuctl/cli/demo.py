@@ -88,7 +88,7 @@ async def _demo(folder: Path, as_json: bool) -> int:
     try:
         async with Fleet(Inventory(folder / "inventory.yaml", {node.name: node})) as fleet:
             job = _job(folder)
-            row = await Launch(fleet, store, job, Wish(), as_json).start([node])
+            row = await Launch(fleet, store, job, Wish(), as_json).start([node], [])
             agent = fleet.agent(node)
             try:
                 finished = await until_ended(agent, row.run, heard=_printer(as_json))

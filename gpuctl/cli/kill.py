@@ -49,6 +49,7 @@ class Ending:
     state: str | None = None
     why: str | None = None
     empty: bool | None = None  # None where it has no GPU
+    not_empty: str | None = None  # why not
     after_s: float | None = None
     spared: list[dict[str, Any]] = field(default_factory=list)
     error: GpuctlError | None = None
@@ -56,9 +57,9 @@ class Ending:
     def hear(self, event: dict[str, Any]) -> None:
         kind = event["type"]
         if kind == "gpus_empty":
-            self.empty, self.after_s = True, event.get("after_s")
+            self.empty, self.not_empty, self.after_s = True, None, event.get("after_s")
         elif kind == "not_empty":
-            self.empty, self.why = False, event.get("why")
+            self.empty, self.not_empty = False, event.get("why")
         elif kind == "spared":
             self.spared.append({key: event.get(key) for key in ("pid", "name", "why")})
         elif kind == "run_finished":
@@ -81,6 +82,7 @@ class Ending:
             "state": self.state,
             "why": self.why,
             "gpus_empty": self.empty,
+            "not_empty": self.not_empty,
             "after_s": self.after_s,
             "spared": self.spared,
         }
@@ -127,7 +129,8 @@ def _tell(ending: Ending, *, quiet: bool) -> None:
         output.note(f"{run}: spared {spared['name']} (pid {spared['pid']}): {spared['why']}")
     if ending.exit_code:
         output.error(
-            f"{run}: its GPUs are not empty: {ending.why}", f"see: gpuctl clean {ending.found.node.name} --dry-run"
+            f"{run}: its GPUs are not empty: {ending.not_empty or ending.why}",
+            f"see: gpuctl clean {ending.found.node.name} --dry-run",
         )
     elif not quiet:
         already = "" if ending.found.live else "had ended already: "

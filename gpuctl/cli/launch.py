@@ -72,7 +72,13 @@ def command(argv: list[str], as_json: bool, follow: bool, **given: Any) -> int:
     Without a file, the command after -- is run exactly as it stands.
     """
     wish = Wish(argv=argv, **given)
-    return options.performed(_launch(wish, follow, as_json))
+    asked: list[str] = []
+    try:
+        return options.performed(_launch(wish, follow, as_json, asked))
+    except KeyboardInterrupt:
+        told = f"{asked[0]} may have been started; see: gpuctl ps {asked[0]}" if asked else "nothing was started"
+        output.note(f"interrupted: {told}")
+        raise Interrupted from None
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,8 @@ def job_file(word: str) -> Path:
     return named if not path.exists() and named.is_file() else path
 
 
-async def _launch(wish: Wish, follow: bool, as_json: bool) -> int:
+async def _launch(wish: Wish, follow: bool, as_json: bool, asked: list[str]) -> int:
+    """`asked` receives the id of the run, once a node is asked to start it."""
     job = wish.read()
     if wish.dry_run:
         _show(job, wish)
@@ -146,7 +153,7 @@ async def _launch(wish: Wish, follow: bool, as_json: bool) -> int:
     nodes = _nodes(inventory, job, wish)
     async with options.opened(inventory) as (fleet, store):
         with output.doing("starting"):
-            row = await Launch(fleet, store, job, wish, as_json).start(nodes)
+            row = await Launch(fleet, store, job, wish, as_json).start(nodes, asked)
         show_started(row, as_json=as_json)
         return await _follow(fleet, row, as_json) if follow else 0
 
@@ -176,11 +183,13 @@ class Launch:
     wish: Wish
     as_json: bool
 
-    async def start(self, nodes: list[Node]) -> RunRow:
+    async def start(self, nodes: list[Node], asked: list[str]) -> RunRow:
         run = new_run_id(self.job.name)
         try:
             node = await place(self.fleet, nodes, self.job.gpus, queue=self.wish.queue)
             rendered = await self._rendered(node, run)
+            await asyncio.sleep(0)  # a Ctrl-C until now is heard here, before anything is asked for
+            asked.append(run)
             started = await start(self.fleet.agent(node), rendered, force=self.wish.force)
         except asyncio.CancelledError:
             output.note("interrupted: nothing was started")

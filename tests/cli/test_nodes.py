@@ -79,7 +79,11 @@ def test_nodes_names_its_file(gpuctl: Gpuctl) -> None:
 
 
 def test_containers_of_a_host() -> None:
-    listing = "VMID       Status     Lock         Name\n100        running                 ct-a\n101        stopped    backup       ct-b\n"
+    listing = (
+        "VMID       Status     Lock         Name\n"
+        "100        running                 ct-a\n"
+        "101        stopped    backup       ct-b\n"
+    )
     assert containers(listing) == [
         {"container": 100, "state": "running", "lock": None, "name": "ct-a"},
         {"container": 101, "state": "stopped", "lock": "backup", "name": "ct-b"},

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 ARGV = [sys.executable, "-m", "gpuctl"]
 
@@ -29,8 +32,42 @@ class Done:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+class Screen:
+    """A program on a terminal of its own, as a person sits before it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process, self._terminal = process, terminal
+        self.shown = b""
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def shows(self, text: bytes) -> None:
+        """Waits until it has shown that."""
+        wait_until(lambda: text in self._read(), what=f"{text!r} on the screen")
+
+    def end(self) -> int:
+        """Reads on until the program has ended; its exit code."""
+        code = wait_until(lambda: self._read() is not None and self._code(), what="its end")
+        self._read()
+        os.close(self._terminal)
+        return code[0]
+
+    def _code(self) -> tuple[int] | None:
+        code = self.process.poll()
+        return None if code is None else (code,)
+
+    def _read(self) -> bytes:
+        while select.select([self._terminal], [], [], 0)[0]:
+            try:
+                self.shown += os.read(self._terminal, 65536)
+            except OSError:  # EIO: nobody has its other end open any more
+                break
+        return self.shown
+
+
 class Gpuctl:
-    """`gpuctl("ps", "--json")`. Nodes `local` (no GPU) and `sim` (4 simulated GPUs) keep all they have below `folder`."""
+    """`gpuctl("ps", "--json")`. Nodes `local` (no GPU) and `sim` (4 simulated GPUs) keep all they have in `folder`."""
 
     def __init__(self, folder: Path, *, inventory: str | None = None) -> None:
         self.folder = folder
@@ -70,15 +107,14 @@ class Gpuctl:
             env=self.environment(), cwd=self.work, start_new_session=True,
         )  # fmt: skip
 
-    def on_terminal(self, *words: str) -> tuple[subprocess.Popen[bytes], int]:
-        """The process and our end of the terminal that it has."""
+    def on_terminal(self, *words: str) -> Screen:
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             [*ARGV, *words], stdin=theirs, stdout=theirs, stderr=theirs,
             env=self.environment({"TERM": "xterm"}), cwd=self.work, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
-        return process, ours
+        return Screen(process, ours)
 
     def launch(self, command: str, *words: str, gpus: int = 0, node: str = "sim") -> str:
         """A run of this shell text; its id."""
