@@ -75,7 +75,7 @@ class _Rung:
         self._params = dict(params)
         self._seen = seen
         self._whole = isinstance(self.value, int)
-        self._floor: Number = on_oom.floor.get(name, 1 if self._whole else 0)
+        self._floor: Number = on_oom.floor.get(name, 1 if self._whole else self._thousandth())
         self._multiple = on_oom.multiple_of.get(name, 1)
         self._listed = sorted(set(on_oom.values.get(name, ())), reverse=True)
 
@@ -140,6 +140,11 @@ class _Rung:
         for value in values:
             if self._numeric() and self._floor <= value < self._number() and (above is None or value > above):
                 yield value
+
+    def _thousandth(self) -> float:
+        """The floor of a fraction that has none: of the largest that was tried. Halving it would never end."""
+        values = [tried.get(self.name) for tried in (*self._seen.failed, self._params)]
+        return max((float(value) for value in values if _is_number(value)), default=0.0) / 1000  # type: ignore[arg-type]
 
     def _numeric(self) -> bool:
         return _is_number(self.value)

@@ -50,9 +50,9 @@ TABLE = (
     ),
     signature(
         "driver_mismatch",
-        "cuda_gpus hip_gpus nvidia_driver cuda-capable =error_no_device errornodevice insufficientdriver notready mismatch"
-        " driver_version newer error_80 display_driver forward_compat kernel_image unsupported libcuda with_cuda"
-        " cuda_unknown system_not_yet cuinit compatible_with",
+        "cuda_gpus hip_gpus nvidia_driver cuda-capable =error_no_device errornodevice insufficientdriver notready"
+        " mismatch driver_version newer error_80 display_driver forward_compat kernel_image unsupported libcuda"
+        " with_cuda cuda_unknown system_not_yet cuinit compatible_with",
         r"no (?:CUDA|HIP) GPUs are available|found no NVIDIA driver|no CUDA-capable device|(?:CUDA_ERROR_NO_DEVICE)",
         r"cudaErrorNoDevice|cudaErrorInsufficientDriver|cudaErrorSystemNotReady|SYSTEM_DRIVER_MISMATCH",
         r"driver version is insufficient|NVIDIA driver on your system is too old",

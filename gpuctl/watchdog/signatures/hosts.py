@@ -70,8 +70,8 @@ TABLE = (
     ),
     signature(
         "auth_or_download",
-        "gated client_error server_error repository entrynotfound hfhub offline token credential key authenticat connect"
-        " max_retries resol identifier denied download unauthorized forbidden username sslerror timeout",
+        "gated client_error server_error repository entrynotfound hfhub offline token credential key authenticat"
+        " connect max_retries resol identifier denied download unauthorized forbidden username sslerror timeout",
         r"\bgated ?repo|gated\. you must|(?:40[134]|429|50[0234]) (?:client|server) error|HfHubHTTPError",
         r"OfflineMode\w*",
         r"RepositoryNotFoundError|EntryNotFoundError|invalid (?:user )?(?:token|credentials|api ?key)",
