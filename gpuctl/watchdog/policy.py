@@ -26,12 +26,12 @@ CURABLE = (
     "unknown",
 )
 """What a second try may cure: `on_failure` is about these."""
-HARMFUL: Mapping[str, str] = {
-    "xid_hw": "the GPU reports a hardware fault: once it is reset or replaced, `gpuctl relaunch` goes on",
-    "driver_hung": "the driver does not answer: once the node is well again, `gpuctl relaunch` goes on",
-    "disk_full": "a disk is full: once there is room, `gpuctl relaunch` goes on",
+HARMFUL: Mapping[str, Tuple[str, str]] = {
+    "xid_hw": ("blocked", "the GPU reports a hardware fault: once it is reset or replaced, `gpuctl relaunch` goes on"),
+    "driver_hung": ("blocked", "the driver does not answer: once the node is well again, `gpuctl relaunch` goes on"),
+    "disk_full": ("failed", "a disk is full: once there is room, `gpuctl relaunch` goes on"),
 }
-"""Where a relaunch would do harm, or fail at once: the run waits for a person, and says for what."""
+"""Where a relaunch would do harm, or fail at once: the state that the run ends in, and what a person must do first."""
 
 _GRANULE = (
     20 << 20
@@ -64,7 +64,8 @@ def decide(
     if incident.cls in GIVES_WAY + AT_LOAD:
         return _give_way(incident, spec, params, since, env=env, resumes=resumes)
     if incident.cls in HARMFUL:
-        return _stop("failed" if incident.cls == "disk_full" else "blocked", incident, HARMFUL[incident.cls])
+        state, why = HARMFUL[incident.cls]
+        return _stop(state, incident, why)
     if incident.cls in CURABLE:
         return _again(
             incident,

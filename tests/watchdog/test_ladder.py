@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuctl.watchdog.ladder import Exhausted, Seen, Step, next_step
@@ -49,7 +49,9 @@ def test_listed_values_in_their_order() -> None:
 
 
 def test_several_parameters_first_all_down_to_what_is_known_to_be_good() -> None:
-    on_oom = OnOom(reduce=["block", "anchors"], known_good={"block": 16, "anchors": 512}, floor={"block": 8, "anchors": 256})
+    on_oom = OnOom(
+        reduce=["block", "anchors"], known_good={"block": 16, "anchors": 512}, floor={"block": 8, "anchors": 256}
+    )
     walked = [(tried["block"], tried["anchors"]) for tried in _walk(on_oom, {"block": 24, "anchors": 1024})]
     assert walked == [(24, 1024), (16, 1024), (16, 512), (8, 512), (8, 256)]
 
@@ -70,7 +72,12 @@ def test_what_was_seen_to_fit_is_good_only_with_the_rest_as_it_is() -> None:
 
 
 def test_the_end_says_why() -> None:
-    for params, word in (({"bs": 1}, "floor"), ({"bs": "many"}, "no number"), ({"bs": True}, "no number"), ({}, "no number")):
+    for params, word in (
+        ({"bs": 1}, "floor"),
+        ({"bs": "many"}, "no number"),
+        ({"bs": True}, "no number"),
+        ({}, "no number"),
+    ):
         step = next_step(OnOom(reduce=["bs"]), params, Seen())
         assert isinstance(step, Exhausted)
         assert word in step.why
@@ -100,6 +107,7 @@ def _jobs(draw: st.DrawFn) -> tuple[OnOom, dict[str, Scalar]]:
     return OnOom(reduce=names, factor=draw(st.floats(0.05, 0.95)), **some), params
 
 
+@settings(deadline=None)
 @given(_jobs(), st.sampled_from([None, 1.0, 900.0]))
 def test_it_ends_and_never_leaves_its_bounds(job: tuple[OnOom, dict[str, Scalar]], loading_s: float | None) -> None:
     on_oom, params = job

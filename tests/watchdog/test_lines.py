@@ -16,7 +16,10 @@ def _all(reader: LineReader, pieces: list[bytes]) -> list[Line]:
     return lines + reader.close()
 
 
-@given(st.lists(st.sampled_from(["a", "loss 1", "\n", "\r", "\r\n", "é", " ", "[rank1]: x"]), max_size=40), st.integers(1, 7))
+@given(
+    st.lists(st.sampled_from(["a", "loss 1", "\n", "\r", "\r\n", "é", " ", "[rank1]: x"]), max_size=40),
+    st.integers(1, 7),
+)
 def test_split_reads_give_the_same_lines(parts: list[str], size: int) -> None:
     data = "".join(parts).encode()
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
@@ -35,7 +38,7 @@ def test_carriage_returns_separate_lines_that_share_a_number() -> None:
 
 
 def test_prefixes_are_told_apart_from_the_text() -> None:
-    line = read_line(b"[rank3]:   File \"/srv/t.py\", line 4, in step", 1)
+    line = read_line(b'[rank3]:   File "/srv/t.py", line 4, in step', 1)
     assert (line.rank, line.text) == (3, '  File "/srv/t.py", line 4, in step')
     line = read_line(b"(EngineCore_DP0 pid=12) ERROR 01-02 10:11:12 [core.py:700] ValueError: no", 1)
     assert (line.level, line.text) == ("error", "ValueError: no")

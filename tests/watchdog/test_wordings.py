@@ -61,7 +61,9 @@ def test_the_root_is_found_before_a_long_cascade() -> None:
     found = explain([(_ORDINARY + wording.log + noise).encode()])
     assert found.incident is not None
     assert found.incident.cls == "gpu_oom"
-    assert found.incident.evidence[0].line == 30_000 + wording.log.count("\n") or found.incident.evidence[0].line > 30_000
+    assert (
+        found.incident.evidence[0].line == 30_000 + wording.log.count("\n") or found.incident.evidence[0].line > 30_000
+    )
 
 
 def test_the_json_has_the_promised_keys() -> None:

@@ -1,0 +1,163 @@
+"""From incidents to actions: whose memory, which setting, which value, how often, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuctl.watchdog.policy import HARMFUL, decide
+from gpuctl.wire.incidents import Action, AttemptRecord, Evidence, Incident
+from gpuctl.wire.names import FailureClass
+from gpuctl.wire.runspec import OnOom, Relaunches, Resume, RunSpec
+
+GIB = 1 << 30
+SETTING = "try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
+
+
+def _spec(**some: Any) -> RunSpec:
+    return replace(RunSpec("extract-abc123", "extract", "sim", "python x.py --bs {bs}", params={"bs": 64}), **some)
+
+
+def _incident(cls: FailureClass = "gpu_oom", *, fatal: bool = True, **evidence: Any) -> Incident:
+    return Incident(cls, fatal, evidence=[Evidence(cls, evidence.pop("text", "…"), **evidence)], gpu=0)
+
+
+def _attempt(number: int, incident: Incident, bs: int = 64, **some: Any) -> AttemptRecord:
+    return replace(AttemptRecord(number, {"bs": bs}, incident), **some)
+
+
+def _decided(incident: Incident, spec: RunSpec, *history: AttemptRecord, bs: int = 64, resumes: bool = False) -> Action:
+    past = list(history) or [_attempt(1, incident, bs)]
+    return decide(incident, spec, {"bs": bs}, past, resumes=resumes)
+
+
+GIVING = _spec(on_oom=OnOom(reduce=["bs"], max_relaunches=3))
+
+
+def test_it_gives_way() -> None:
+    action = _decided(_incident(), GIVING)
+    assert (action.kind, action.params) == ("relaunch", {"bs": 32})
+    assert "64 → 32" in action.why
+
+
+def test_values_that_failed_are_not_tried_again() -> None:
+    oom = _incident()
+    action = _decided(oom, GIVING, _attempt(1, oom, 32), _attempt(2, oom, 64), bs=64)
+    assert action.params == {"bs": 16}
+
+
+def test_the_budget_ends_it_and_a_person_renews_it() -> None:
+    oom = _incident()
+    spent = [_attempt(number, oom, 64 >> number) for number in range(1, 5)]
+    action = _decided(oom, GIVING, *spent, bs=4)
+    assert (action.kind, action.state) == ("stop", "blocked")
+    assert "max_relaunches" in action.why
+    renewed = [*spent[:3], replace(spent[3], requested=True)]
+    assert _decided(oom, GIVING, *renewed, bs=4).kind == "relaunch"
+
+
+def test_nothing_left_is_blocked_with_the_reason() -> None:
+    action = _decided(_incident(), _spec(on_oom=OnOom(reduce=["bs"], floor={"bs": 64})))
+    assert (action.state, "floor" in action.why) == ("blocked", True)
+
+
+def test_a_job_without_on_oom_fails() -> None:
+    assert _decided(_incident(), _spec()).state == "failed"
+
+
+def test_memory_of_another_process_changes_no_value() -> None:
+    held = _incident(others=[{"pid": 9, "bytes": 70 * GIB}], in_use_bytes=GIB)
+    action = _decided(held, GIVING)
+    assert (action.kind, action.params) == ("relaunch", {"bs": 64})
+    assert "9" in action.why
+    oom = _incident()
+    action = _decided(oom, GIVING, _attempt(1, oom, gpus_were_empty=False))
+    assert action.params == {"bs": 64}
+
+
+def test_what_failed_beside_foreign_memory_may_be_tried_again() -> None:
+    held, oom = _incident(others=[{"pid": 9, "bytes": 70 * GIB}], in_use_bytes=GIB), _incident()
+    assert _decided(oom, GIVING, _attempt(1, held, 32), _attempt(2, oom, 64)).params == {"bs": 32}
+
+
+def test_fragmentation_asks_for_the_allocators_setting_first() -> None:
+    torn = _incident("gpu_oom_fragmentation", text=SETTING)
+    first = _decided(torn, GIVING)
+    assert first.params == {"bs": 64}
+    assert first.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    second = _decided(torn, GIVING, _attempt(1, torn), _attempt(2, torn))
+    assert second.params == {"bs": 32}
+    assert second.env == first.env, "it stays set"
+
+
+def test_a_setting_of_the_job_is_its_own() -> None:
+    torn = _incident("gpu_oom_fragmentation", text=SETTING)
+    spec = replace(GIVING, env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
+    action = _decided(torn, spec)
+    assert (action.params, action.env) == ({"bs": 32}, {})
+
+
+def test_while_loading_only_what_loading_needs_gives_way() -> None:
+    at_load = _incident("gpu_oom_at_load")
+    assert _decided(at_load, GIVING).state == "blocked"
+    spec = _spec(on_oom=OnOom(reduce=["other"], at_load=["bs"]))
+    assert _decided(at_load, spec).params == {"bs": 32}
+
+
+def test_two_sizes_with_the_same_request_at_the_same_place() -> None:
+    same = _incident(requested_bytes=3 * GIB, frame="x.py:3")
+    action = _decided(same, GIVING, _attempt(1, same, 64), _attempt(2, same, 32), bs=32)
+    assert (action.kind, action.state) == ("stop", "blocked")
+    small = _incident(requested_bytes=20 << 20, frame="x.py:3")
+    assert _decided(small, GIVING, _attempt(1, small, 64), _attempt(2, small, 32), bs=32).kind == "relaunch"
+
+
+def test_late_with_nothing_to_resume_from() -> None:
+    spec = _spec(on_oom=OnOom(reduce=["bs"], max_lost_s=3600.0))
+    late = _attempt(1, _incident(), duration_s=9000.0, progressed=True)
+    assert _decided(_incident(), spec, late).state == "blocked"
+    resuming = replace(spec, resume=Resume("*.pt", "--resume {latest}"))
+    assert _decided(_incident(), resuming, late).kind == "relaunch"
+
+
+def test_a_checkpoint_is_not_resumed_with_another_batch_unless_the_job_says_so() -> None:
+    assert _decided(_incident(), GIVING, resumes=True).state == "blocked"
+    fine = _spec(on_oom=OnOom(reduce=["bs"], resume_changed=True))
+    assert _decided(_incident(), fine, resumes=True).kind == "relaunch"
+
+
+def test_a_second_try_within_its_budget_with_growing_pauses() -> None:
+    lost = _incident("nccl_timeout")
+    spec = _spec(on_failure=Relaunches(2, 30.0))
+    first = _decided(lost, spec)
+    assert (first.kind, first.params, first.delay_s) == ("relaunch", {"bs": 64}, 30.0)
+    assert _decided(lost, spec, _attempt(1, lost), _attempt(2, lost)).delay_s == 60.0
+    assert _decided(lost, spec, *(_attempt(n, lost) for n in (1, 2, 3))).state == "failed"
+    assert _decided(lost, _spec()).state == "failed"
+
+
+def test_what_a_second_try_can_not_cure() -> None:
+    spec = _spec(on_failure=Relaunches(5, 0.0))
+    for cls in ("code_error", "device_assert", "host_oom", "nan_loss", "timeout"):
+        assert _decided(_incident(cls), spec).kind == "stop"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", sorted(HARMFUL))
+def test_where_a_relaunch_would_do_harm(cls: FailureClass) -> None:
+    action = _decided(_incident(cls), _spec(on_failure=Relaunches(5, 0.0)))
+    assert action.state == HARMFUL[cls][0]
+    assert "gpuctl relaunch" in action.why, "it says what lifts it"
+
+
+def test_the_jobs_own_word_stands_above_the_table() -> None:
+    oom = _incident()
+    assert _decided(oom, replace(GIVING, policy={"gpu_oom": "stop"})).kind == "stop"
+    assert _decided(oom, replace(GIVING, policy={"gpu_oom": "alert"})).kind == "alert"
+    stubborn = _spec(policy={"code_error": Relaunches(1, 5.0)})
+    assert _decided(_incident("code_error"), stubborn).delay_s == 5.0
+
+
+def test_a_finding_is_only_told() -> None:
+    assert _decided(_incident("nan_loss", fatal=False), GIVING).kind == "alert"
