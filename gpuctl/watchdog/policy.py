@@ -7,7 +7,7 @@ starts before the GPUs are empty, is the supervisor's business.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpuctl.watchdog.gpu_memory import held_by_others
 from gpuctl.watchdog.ladder import Exhausted, Seen, next_step

@@ -14,8 +14,8 @@ from gpuctl.wire.runspec import Watch
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.20 GiB. GPU 7 has a total capacity of 94.97 GiB"
-    " of which 1.20 GiB is free. Including non-PyTorch memory, this process has 93.70 GiB memory in use. Of the allocated"
-    " memory 90.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\n"
+    " of which 1.20 GiB is free. Including non-PyTorch memory, this process has 93.70 GiB memory in use. Of the"
+    " allocated memory 90.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\n"
 )
 TRACE = 'Traceback (most recent call last):\n  File "/srv/job/train.py", line 31, in step\n    loss.backward()\n'
 THREAD = (
