@@ -167,12 +167,14 @@ def start_supervisor(run_dir: str, secrets: Optional[Dict[str, str]], *, deadlin
     `watching`: it has the lock and has journaled what it found; `ended`: the run is over; `taken`: another supervisor
     has the lock; `failed`: it died or was silent for `deadline_s`.
     """
-    with open(os.path.join(run_dir, "supervisor.err"), "ab") as errors:
+    errors = _errors_file(run_dir)
+    try:
         child = subprocess.Popen(
-            program.argv("supervise", run_dir),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            program.argv("supervise", run_dir), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             env=program.own_environment(), cwd="/", start_new_session=True,
         )  # fmt: skip
+    finally:
+        os.close(errors)
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(json.dumps({"secrets": secrets}).encode() + b"\n")
@@ -185,3 +187,11 @@ def start_supervisor(run_dir: str, secrets: Optional[Dict[str, str]], *, deadlin
     reader.join(deadline_s)
     answer = word[0].decode().strip() if word else ""
     return answer if answer in ("watching", "ended", "taken") else "failed"
+
+
+def _errors_file(run_dir: str) -> int:
+    """Where the program's own faults go. Nowhere, on a disk that has no room for a new file."""
+    try:
+        return os.open(os.path.join(run_dir, "supervisor.err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)

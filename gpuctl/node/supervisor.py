@@ -10,24 +10,19 @@ Each act is journaled before and after, so that a supervisor that dies anywhere 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal as signals
-import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from gpuctl.node import faults, program, shell
 from gpuctl.node.attempt import Attempt, NotStarted, Starting, set_aside
 from gpuctl.node.callback import call_back
 from gpuctl.node.cleaning import Cleaning
 from gpuctl.node.clock import boottime
-from gpuctl.node.folders import RunFolder, StateFolder, try_lock, write_json
+from gpuctl.node.folders import RunFolder, StateFolder, write_json
 from gpuctl.node.history import Record
-from gpuctl.node.journal import DiskFull
-from gpuctl.node.keeper import become_subreaper
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
 from gpuctl.node.placement import Placement, read_launch, simulated_environment
@@ -119,6 +114,7 @@ class Supervisor:
     def resume(self) -> Optional[Attempt]:
         """The attempt that the journal left open; None where the next is to begin."""
         if self.record.life.over or self.record.started is None or self.record.relaunch is not None:
+            self.request = self._asked()
             return None
         attempt = Attempt.of_event(self.run, self.record.started)
         self.placement.devices_of(self.record.started)
@@ -129,6 +125,12 @@ class Supervisor:
 
     def begin(self) -> Optional[Attempt]:
         """The next attempt, running and journaled; None where the run ended instead, or is to be looked at anew."""
+        request, self.request = self.request, None
+        if request is not None and request.kind == "kill":
+            self.finish("killed", "killed on request before the attempt began")
+            return None
+        if request is not None:
+            self.relaunch_as_asked(request)
         relaunch = self.record.relaunch or {}
         params = dict(relaunch.get("params", self.record.life.params or self.spec.params))
         missing = [name for name in self.spec.secrets if name not in (self.secrets or {})]
@@ -232,8 +234,7 @@ class Supervisor:
 
     def _ending_from_journal(self, attempt: Attempt) -> Ending:
         """What the last supervisor had found out before it died."""
-        exited, asked = self.record.exited, self.record.asked
-        request = Request.from_json({**asked, "id": asked["request"]}) if asked else None
+        exited, request = self.record.exited, self._asked()
         exit = None
         if exited is not None:
             exit = Exit(exited.get("exit_code"), exited.get("signal"), exited.get("duration_s"))
@@ -244,23 +245,30 @@ class Supervisor:
             incident = self.eyes.verdict(exit)
         return Ending(exit, incident, request)
 
+    def _asked(self) -> Optional[Request]:
+        """The request that was accepted and is not carried out yet."""
+        asked = self.record.asked
+        return Request.from_json({**asked, "id": asked["request"]}) if asked else None
+
     # ── what to do then ─────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, attempt: Attempt, ending: Ending) -> None:
         """After the clean-up: the run ends, or a `relaunching` event says how it goes on."""
         self.eyes.close()
         request, self.request = ending.request or self.request, None
-        if request is not None and request.kind == "kill" and not (ending.exit and ending.incident is None):
-            self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
-        elif request is not None and request.kind == "relaunch":
+        exit = ending.exit
+        ended_well = exit is not None and exit.exit_code == 0 and ending.incident is None
+        if request is not None and request.kind == "relaunch":
             self.relaunch_as_asked(request)
+        elif request is not None and not ended_well:
+            self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
         elif ending.incident is not None:
             history = self.record.attempts
             self.act(decide(ending.incident, self.spec, self.record.life.params, history), ending.incident)
-        elif ending.exit is not None and ending.exit.exit_code is None and ending.exit.signal is None:
-            self.finish("lost", "it ended while nobody watched: its exit status can't be known")
-        else:
+        elif ended_well:
             self.finish("succeeded", "it exited with code 0")
+        else:
+            self.finish("lost", "it ended while nobody watched: its exit status can't be known")
 
     def act(self, action: Action, incident: Incident) -> None:
         if action.kind == "relaunch" and not self.spec.observe:
@@ -358,43 +366,3 @@ def _timeout(limit_s: float) -> Incident:
 
 def _disk_full(path: str) -> Incident:
     return Incident("disk_full", True, advice=f"The disk that holds {path} is full. Make room there, then relaunch.")
-
-
-def supervise(run_dir: str, secrets: Optional[Dict[str, str]]) -> Tuple[str, Optional[Supervisor]]:
-    """Takes the run's lock and brings its journal up to the truth. `taken` where another supervisor lives."""
-    run = RunFolder(run_dir)
-    lock = try_lock(run.lock, patience_s=0.5)
-    if lock is None:
-        return "taken", None
-    become_subreaper()
-    supervisor = Supervisor(run, secrets)
-    return supervisor.recover(), supervisor
-
-
-def main(run_dir: str) -> int:
-    """Says one word on stdout (see `keeper.start_supervisor`), then lives on with its descriptors let go."""
-    order: Dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
-    word, supervisor = supervise(run_dir, order.get("secrets"))
-    with contextlib.suppress(OSError):
-        os.write(1, f"{'ended' if word == 'elsewhere' else word}\n".encode())
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
-    if word != "watching" or supervisor is None:
-        return 0
-    try:
-        supervisor.live()
-    except DiskFull:
-        return _last_words(supervisor)
-    return 0
-
-
-def _last_words(supervisor: Supervisor) -> int:
-    """The disk is full, the reserve too: the job is stopped all the same; what can't be written is on stderr."""
-    sys.stderr.write(f"{supervisor.run.path}: the disk is full, the journal could not be continued\n")
-    open_attempt: List[Attempt] = []
-    if supervisor.record.started is not None and supervisor.record.exited is None:
-        open_attempt = [Attempt.of_event(supervisor.run, supervisor.record.started)]
-    for attempt in open_attempt:
-        supervisor.cleaning.end_quietly(attempt)
-    return 1

@@ -197,7 +197,7 @@ VERBS: Dict[str, Verb] = {
 
 
 def _supervise(words: List[str]) -> int:
-    from gpuctl.node.supervisor import main
+    from gpuctl.node.supervise import main
 
     return main(words[0])
 

@@ -167,6 +167,15 @@ def test_a_crash_at_any_later_point_ends_the_same(gated: Gated, sim: TestNode, p
     assert sim.events(type="attempt_exited")[-1]["exit_code"] == 7
 
 
+def test_a_kill_that_was_accepted_is_carried_out_by_the_next_supervisor(gated: Gated, sim: TestNode) -> None:
+    gated.start()
+    gated.running()
+    sim.fault("exit-journaled")
+    sim.ask("job-1", "kill", grace_s=1)
+    assert sim.life().state == "killed"
+    assert len(sim.events(type="request")) == 1
+
+
 def test_seq_has_no_gap_after_crashes(gated: Gated, sim: TestNode) -> None:
     sim.fault("exit-journaled")
     gated.start()
