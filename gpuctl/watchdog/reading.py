@@ -175,6 +175,9 @@ class Reading:
         low = line.level in ("debug", "info", "warning") and raised is None and not (found and found.bold)
         clue.hint = low or line.quoted or self._fence > 0 or (raised is None and signatures.says_handled(line.text))
         clue.phase = self._phase(clue, raised.calls if raised else ())
+        before = self._continued
+        if before and before.phase == "unknown" and before.evidence.cls == cls:
+            before.phase = clue.phase  # the same trouble, told again by who knows where it happened
         if len(self.clues) < _MANY:
             self.clues.append(clue)
         else:

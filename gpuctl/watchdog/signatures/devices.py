@@ -17,7 +17,7 @@ TABLE = (
     signature(
         "xid_hw",
         "ecc off_the_bus lost hardware nvlink remap reset nvrm",
-        r"uncorrectable ECC error|ECC_?UNCORRECTABLE|double[- ]bit ECC error (?:detected|occurred)",
+        r"uncorrectable ECC error(?!s?\s*:)|ECC_?UNCORRECTABLE|double[- ]bit ECC error (?:detected|occurred)",
         r"(?<!not )fallen off the bus|(?<!not )\bGPU[ _]is[ _]lost|cudaErrorHardwareStackError|hardware stack error",
         r"uncorrectable NVLink|cudaErrorNvlinkUncorrectable|nvlink error|row remapp\w+ (?:failure|failed)",
         r"GPU requires (?:a )?reset|NVRM: .{0,60}GPU (?:has been|is) (?:lost|hung)",

@@ -79,7 +79,7 @@ TABLE = (
         r"(?:unauthorized|forbidden)\b.{0,40}(?:url|token|access|http)|could(?:n't| not) connect to .{0,40}https?:",
         r"max retries exceeded with url|name or service not known|temporary failure in name resolution",
         r"is not a (?:local folder|valid model identifier)|(?:no|unable to locate) credentials|NoCredentialsError",
-        r"wandb.{0,60}(?:api ?key|not logged in|401)|\bAccessDenied\b|SSLError|(?:Read|Connect)Timeout(?:Error)?:",
+        r"wandb.{0,60}(?:api[ _]?key|not logged in|401)|\bAccessDenied\b|SSLError|(?:Read|Connect)Timeout(?:Error)?:",
         r"(?:failed|unable|error).{0,20}\bdownload|authentication (?:failed|required)|permission denied \(publickey",
         r"could not read username|could not resolve host",
     ),
