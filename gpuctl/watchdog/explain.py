@@ -60,7 +60,7 @@ def explain(chunks: Iterable[bytes]) -> Explanation:
     if found is None:
         return Explanation(None)
     clue = verdict.root(reading)
-    reduced = found.fatal and clue is not None and verdict.may_reduce(reading, clue)
+    reduced = found.fatal and clue is not None and verdict.may_reduce(clue)
     shown = [{"line": evidence.line, "text": evidence.text} for evidence in found.evidence]
     return Explanation(found, reduced or _lost_request_may(reading, found), shown)
 
@@ -80,9 +80,4 @@ def _ending_small(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def _lost_request_may(reading: Reading, found: Incident) -> bool:
     """A request that ran out of memory would have fitted smaller, though the server goes on."""
     clue = verdict.root(reading)
-    return (
-        not found.fatal
-        and clue is not None
-        and clue.scope in ("request", "thread")
-        and verdict.may_reduce(reading, clue)
-    )
+    return not found.fatal and clue is not None and clue.scope in ("request", "thread") and verdict.may_reduce(clue)

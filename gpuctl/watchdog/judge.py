@@ -27,6 +27,7 @@ from gpuctl.wire.samples import Sample
 QUIET_S = 10.0  # without progress after a thread's death, at least
 QUIET_RANK_S = 30.0  # after a rank's exception: it may still write a checkpoint or be caught
 QUIET_INTERVALS = 3  # of the usual time between two moves
+DRAIN = 20  # moves that the rest may still make on what a dead thread left in its queues
 _PACE = 32  # moves that "usual" is taken from
 
 _SERVING = re.compile(
@@ -176,7 +177,7 @@ class Judge:
             stated = self._stated(line.text, notices)
             if "progress" in self._patterns:
                 progress = stated or progress
-            elif counter is not None and not counter.loading:
+            elif counter is not None and counter.done > 0 and not counter.loading:
                 progress = Progress(counter.done, counter.total)
             self._note_phase(line.text, bool(counter and not counter.loading), bool(stated), at, notices)
         if self.reading.moves > before:
@@ -240,24 +241,26 @@ class Judge:
         return replace(_made("timeout", f"It was not ready within {limit:.0f} s (`ready_within`)."), phase="load")
 
     def _dead(self, at: float) -> Optional[Incident]:
-        """A thread or rank that died, once it is plain that the rest can't go on without it."""
+        """A thread or rank that died, once it is plain whether the rest can go on without it."""
         for clue in self.reading.clues:
-            if (
-                clue.hint
-                or not _is_death(clue)
-                or at - max(clue.at, self._moves[-1] if self._moves else 0.0) < self._patience(clue)
-            ):
+            if clue.hint or not _is_death(clue):
                 continue
-            seen = bool(self._moves) or self.watch.progress is not None
-            certain = seen and not verdict.moved_since(self.reading, clue)
+            moved = self.reading.moves - clue.moves
+            goes_on = moved > DRAIN if clue.scope == "thread" else verdict.moved_since(self.reading, clue)
+            last = max(clue.at, self._moves[-1] if self._moves else 0.0)
+            if not goes_on and at - last < self._patience(clue, moved):
+                continue
+            certain = not goes_on and (bool(self._moves) or self.watch.progress is not None)
             if self._first(f"death of {clue.evidence.thread or clue.evidence.rank}"):
                 return verdict.describe(self.reading, clue, fatal=certain)
         return None
 
-    def _patience(self, clue: Clue) -> float:
+    def _patience(self, clue: Clue, moved: int) -> float:
+        """How long without a move is a standstill: longer for work that went on a while, which may only pause."""
         times = list(self._moves)
         usual = median(times[at] - times[at - 1] for at in range(1, len(times))) if len(times) > 2 else 0.0
-        return max(QUIET_S if clue.evidence.thread else QUIET_RANK_S, QUIET_INTERVALS * usual)
+        least = QUIET_S if clue.scope == "thread" and not moved else QUIET_RANK_S
+        return max(least, QUIET_INTERVALS * usual)
 
     def _fading(self) -> Optional[Incident]:
         """A finding about a job that goes on: a NaN loss, a GPU that reports faults."""

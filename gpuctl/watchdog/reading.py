@@ -22,7 +22,8 @@ MOVED_ON = 2  # moves of counters that show that the work goes on: a bar's last 
 _CONTINUED = 8  # lines that may continue a message: wrapped ones, tables under it
 _TRACEBACK = 60  # lines between "this request failed" and what its traceback ends in
 _SHOWN = 1024
-_MANY = 500  # clues kept: the first ones hold the root
+_MANY = 500  # clues kept: the first ones that are still open hold the root
+_COUNTERS = 1000  # counters told apart
 
 _RANK_DEATH = re.compile(r"\brank[ :]+(\d+)", re.IGNORECASE)
 _NCCL_GPU = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
@@ -59,7 +60,7 @@ _INFER_CALL = re.compile(
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Clue:
     """One line that looked like trouble, and what is known about it."""
 
@@ -126,11 +127,9 @@ class Reading:
         if counter is None:
             self.loading = self.loading or (self.counter is None and says_loading(text))
             return None
-        before = self._counters.get(counter.key)
-        self._counters[counter.key] = counter.done
-        if (before is None and counter.done > 0) or (before is not None and before != counter.done):
-            self.moves += 1
-            self.moves += before is None and counter.total is not None and counter.done == counter.total > 1
+        fresh = counter.key not in self._counters
+        self._move(counter.key, counter.done)
+        self.moves += fresh and counter.total is not None and counter.done == counter.total > 1
         if counter.loading:
             self.loading = self.counter is None and counter.done != counter.total
         else:
@@ -139,11 +138,22 @@ class Reading:
 
     def count_stated(self, done: float) -> None:
         """The job's own progress line, which its file describes."""
-        before = self._counters.get("stated")
-        self._counters["stated"] = done
-        if (before is not None and before != done) or (before is None and done > 0):
-            self.moves += 1
+        if self._move("stated", done):
             self.counter, self.loading = Counter("stated", done, None, False), False
+
+    def _move(self, key: str, done: float) -> bool:
+        """Has the work moved? Ranks that print the same counter a step apart do not move it back and forth; a counter
+        that falls to half has begun anew."""
+        if len(self._counters) >= _COUNTERS:
+            self._counters.clear()
+        highest = self._counters.get(key)
+        if highest is not None and highest / 2 < done <= highest:
+            return False
+        self._counters[key] = done
+        if highest is None and done <= 0:
+            return False
+        self.moves += 1
+        return True
 
     def _add(self, line: Line, source: str, at: float, found: Optional[Signature], raised: Optional[Raised]) -> None:
         if found is None and raised is not None and raised.text.startswith(("KeyboardInterrupt", "SystemExit")):
@@ -178,11 +188,15 @@ class Reading:
         before = self._continued
         if before and before.phase == "unknown" and before.evidence.cls == cls:
             before.phase = clue.phase  # the same trouble, told again by who knows where it happened
-        if len(self.clues) < _MANY:
-            self.clues.append(clue)
-        else:
-            self.clues[-1] = clue
+        self._keep(clue)
         self._continued, self._continued_for = clue, _CONTINUED
+
+    def _keep(self, clue: Clue) -> None:
+        """Where there are too many, those that the job has moved on from make room; of open ones the first stay."""
+        if len(self.clues) >= _MANY:
+            self.clues = [kept for kept in self.clues if kept.scope != "process" or self.moves - kept.moves < MOVED_ON]
+            del self.clues[_MANY - 1 :]
+        self.clues.append(clue)
 
     def _follow(self, text: str) -> None:
         """A line without trouble of its own: it may continue the last message, handle it, or show that life goes on."""

@@ -29,7 +29,7 @@ def root(reading: Reading, *, failed: bool = False) -> Optional[Clue]:
     """The clue that explains the end. `failed`: it is known that the attempt failed, so a hint will do."""
     open_clues = [clue for clue in reading.clues if not moved_since(reading, clue) and clue.scope != "finding"]
     firm = [clue for clue in open_clues if not clue.hint and clue.weight > Weight.PROBE]
-    best = max(firm, key=lambda clue: (clue.weight, -firm.index(clue)), default=None)
+    best = max(firm, key=lambda clue: clue.weight, default=None)  # of equals the first
     if best is None:
         return _last_resort(reading, open_clues) if failed else None
     if best.weight < Weight.CAUSE:
@@ -81,7 +81,7 @@ def class_of(clue: Clue) -> str:
     return "gpu_oom_fragmentation" if is_fragmented(clue.evidence) else "gpu_oom"
 
 
-def may_reduce(reading: Reading, clue: Clue) -> bool:
+def may_reduce(clue: Clue) -> bool:
     """Would the same job with a smaller batch help?"""
     if clue.said and clue.said.reduce is not None:
         return clue.said.reduce

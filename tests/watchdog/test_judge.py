@@ -190,6 +190,26 @@ def test_a_dead_thread_beside_work_that_goes_on_is_an_alert() -> None:
     assert (incident.cls, incident.fatal) == ("gpu_oom", False)
 
 
+def test_work_that_drains_a_dead_threads_queue_and_then_stops() -> None:
+    judge = _with_dead_thread()
+    for n in range(6, 12):
+        judge.feed("log", f"step {n}/900 loss 1.0\n".encode(), float(n) + 1)
+    assert judge.tick(30.0) == []
+    (incident,) = judge.tick(43.0)
+    assert (incident.cls, incident.fatal) == ("gpu_oom", True)
+
+
+def test_ranks_a_step_apart_do_not_move_the_work() -> None:
+    back_and_forth = "step 4/900 loss 1.0\nstep 5/900 loss 1.0\n" * 9
+    assert _failed(_fed(_steps(1, 5) + TRACE + OOM + back_and_forth)).cls == "gpu_oom"
+
+
+def test_many_old_troubles_do_not_hide_the_last_one() -> None:
+    noisy = "".join(f"step {n}/9000 loss 1.0\nNCCL WARN call failed: connection closed\n" for n in range(1, 2000))
+    incident = _failed(_fed(noisy + TRACE + OOM))
+    assert incident.cls == "gpu_oom"
+
+
 def test_a_slow_job_is_given_three_of_its_intervals() -> None:
     judge = Judge(Watch(), started=0.0)
     for n in range(1, 6):
