@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh Debian or Ubuntu machine: make demo, make test.
-.PHONY: demo test check fix bench help
+.PHONY: demo test check fix bench docs help
 
 demo:  ## the whole story on simulated GPUs, in its own virtual environment
 	@.ci/setup
@@ -19,6 +19,11 @@ fix:  ## mends what can be mended
 bench:  ## measures (tests/bench): never part of the tests
 	@.ci/setup dev
 	.venv/bin/python -m tests.bench
+
+docs:  ## redraws the pictures from real runs, and rewrites the page of commands
+	@.ci/setup dev
+	.venv/bin/python docs/pictures/make.py
+	.venv/bin/python docs/commands.py
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
