@@ -19,7 +19,7 @@ from gpuctl.cli import options, output
 from gpuctl.cli.failures import Interrupted
 from gpuctl.cli.following import detaching, lost
 from gpuctl.cli.tail import show_log
-from gpuctl.errors import UsageError
+from gpuctl.errors import GpuctlError, UsageError
 from gpuctl.fleet.runs import find
 from gpuctl.transport import Process, Terminal, run
 
@@ -74,7 +74,13 @@ async def _view(agent: Agent, argv: list[str]) -> bool:
             await asyncio.gather(*waiting, return_exceptions=True)
             for task in done:
                 task.result()
-            return typing in done
+            if typing in done:
+                return True
+            if code := await process.wait():
+                raise GpuctlError(
+                    f"{agent.node.name}: the view ended with exit code {code}", "gpuctl tail -f shows the log"
+                )
+            return False
     finally:
         loop.remove_reader(sys.stdin.fileno())
         loop.remove_signal_handler(signal.SIGWINCH)

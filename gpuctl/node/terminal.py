@@ -16,7 +16,7 @@ from gpuctl.node.refusal import UNFIT, Refusal
 
 SERVER = "gpuctl"
 DEADLINE_S = 10.0
-SIZE = ("-x", "200", "-y", "50")  # until someone attaches
+SIZE = ("-x", "80", "-y", "24")  # until someone attaches: tmux loses lines where it has to fold them into fewer columns
 HISTORY = "20000"  # lines to scroll back
 
 

@@ -29,7 +29,7 @@ async def start_on_terminal(argv: Sequence[str], terminal: Terminal, environment
             *_EXEC,
             os.ttyname(theirs),
             *argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=theirs,  # from the start: a terminal that nobody holds open reads as ended
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
