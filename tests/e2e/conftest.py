@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,17 +7,18 @@ import pytest
 
 from tests.e2e.site import Site
 from tests.parts.leftovers import end_all
+from tests.parts.mounts import enter_own_mounts
 from tests.parts.sshd import Sshd, running_sshd
 
-OWN_TMUX = 'mkdir -p "$0" /tmp/tmux-0 && chmod 700 "$0" /tmp/tmux-0 && mount --bind "$0" /tmp/tmux-0 && exec "$@"'
-"""tmux keeps its sockets in /tmp/tmux-UID. Behind this, a server has its own: nobody else's views can be ended."""
+
+@pytest.fixture(scope="session", autouse=True)
+def own_mounts(tmp_path_factory: pytest.TempPathFactory) -> bool:
+    return enter_own_mounts(tmp_path_factory.mktemp("mounts"))
 
 
 @pytest.fixture(scope="session")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    folder = tmp_path_factory.mktemp("sshd")
-    prefix = ["unshare", "--mount", "sh", "-c", OWN_TMUX, str(folder / "tmux")] if os.getuid() == 0 else []
-    with running_sshd(folder, prefix=prefix) as server:
+def sshd(tmp_path_factory: pytest.TempPathFactory, own_mounts: bool) -> Iterator[Sshd]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 

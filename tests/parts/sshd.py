@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,9 @@ def generate_key(path: Path) -> asyncssh.SSHKey:
 
 
 @contextlib.contextmanager
-def running_sshd(folder: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[Sshd]:
-    """`options` are lines of sshd_config that come before ours: sshd takes the first value that it reads. `prefix` is
-    an argv that execs the server."""
-    server = _started(folder, options, prefix)
+def running_sshd(folder: Path, *options: str) -> Iterator[Sshd]:
+    """`options` are lines of sshd_config that come before ours: sshd takes the first value that it reads."""
+    server = _started(folder, options)
     try:
         yield server
     finally:
@@ -102,7 +101,7 @@ def known_hosts_line(port: int, host_key: Path) -> str:
     return f"[127.0.0.1]:{port} {Path(f'{host_key}.pub').read_text()}"
 
 
-def _started(folder: Path, options: tuple[str, ...], prefix: Sequence[str]) -> Sshd:
+def _started(folder: Path, options: tuple[str, ...]) -> Sshd:
     assert PROGRAM, "sshd is not installed: apt install openssh-server"
     Path("/run/sshd").mkdir(exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,9 +126,10 @@ def _started(folder: Path, options: tuple[str, ...], prefix: Sequence[str]) -> S
         "Subsystem sftp internal-sftp",
     ]
     (folder / "sshd_config").write_text("\n".join(configuration) + "\n")
-    argv = [*prefix, PROGRAM, "-D", "-e", "-f", str(folder / "sshd_config")]
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [PROGRAM, "-D", "-e", "-f", str(folder / "sshd_config")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
     server = Sshd(folder, port, process)
     wait_until(lambda: _listens(server), what=f"sshd on port {port}")
     return server
