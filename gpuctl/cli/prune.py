@@ -24,7 +24,7 @@ from gpuctl.cli.rm import removed
 def command(nodes: tuple[str, ...], older_than: float, as_json: bool, **how: Any) -> int:
     """Remove ended runs' folders and unused bundles; NODE left out: on all nodes.
 
-    Never a live run; the ledger and a line of history stay.
+    Never a live run; a line of history stays of each.
     """
     return options.performed(_prune(nodes, older_than, as_json, **how))
 

@@ -19,7 +19,7 @@ from gpuctl.spec.inventory import Node
 from gpuctl.store import Store
 
 
-@click.command("rm", epilog="Example: gpuctl rm eagle3-train-x7k2p9. What was learnt from it stays in the ledger.")
+@click.command("rm", epilog="Example: gpuctl rm eagle3-train-x7k2p9. A line of its history stays on the node.")
 @options.runs
 @click.option("--archives", is_flag=True, help="Also the outputs that relaunches set aside.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
