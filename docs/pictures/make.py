@@ -126,7 +126,9 @@ def _launch(environment: dict[str, str], words: list[str]) -> str:
 
 
 def _json(environment: dict[str, str], words: list[str]) -> Any:
-    done = subprocess.run([*PROGRAM, *words], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([*PROGRAM, *words], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"gpuctl {shlex.join(words)} → {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)
 
 
