@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from gpuctl.transport.base import READ_SIZE, Terminal
 from gpuctl.transport.exits import shell_exit_code
 
-# The first terminal that a session's leader opens becomes its own: Ctrl-C there reaches it as a signal. It is opened for
-# reading and writing at once, as a login does: tmux hands its standard input to its server, which writes to it.
+# The first terminal that a session's leader opens becomes its own: Ctrl-C there reaches it as a signal. It is opened
+# for reading and writing at once, as a login does: tmux hands its standard input to its server, which writes to it.
 _EXEC = ("/bin/sh", "-c", 'tty=$1; shift; exec "$@" <>"$tty" >&0 2>&0', "sh")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from gpuctl import __version__
 from gpuctl.cli.program import COMMANDS, OUR_WORDS
+from tests.cli.conftest import Inside
 from tests.parts.command import Gpuctl
 
 
@@ -30,21 +31,21 @@ def test_help_and_version_import_no_command() -> None:
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_each_command_has_help_with_an_example(name: str, gpuctl: Gpuctl) -> None:
+def test_each_command_has_help_with_an_example(name: str, inside: Inside) -> None:
     command: click.Command = import_module(f"gpuctl.cli.{name}").command
     assert command.help
     assert command.epilog and "Example" in command.epilog
-    shown = gpuctl(name, "--help").out
+    shown = inside(name, "--help").out
     assert f"gpuctl {name}" in shown
 
 
 @pytest.mark.parametrize(("word", "ours"), list(OUR_WORDS.items()))
-def test_other_tools_words_are_answered_with_ours(word: str, ours: str, gpuctl: Gpuctl) -> None:
-    assert f"gpuctl {ours}" in gpuctl(word, "x", code=2).err
+def test_other_tools_words_are_answered_with_ours(word: str, ours: str, inside: Inside) -> None:
+    assert f"gpuctl {ours}" in inside(word, "x", code=2).err
 
 
-def test_a_misspelt_command_names_the_nearest(gpuctl: Gpuctl) -> None:
-    assert "did you mean `gpuctl launch`?" in gpuctl("lanch", code=2).err
+def test_a_misspelt_command_names_the_nearest(inside: Inside) -> None:
+    assert "did you mean `gpuctl launch`?" in inside("lanch", code=2).err
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,8 @@ def test_a_misspelt_command_names_the_nearest(gpuctl: Gpuctl) -> None:
         ["explain", "/"],
     ],
 )
-def test_wrong_usage_is_exit_2_and_one_message(words: list[str], gpuctl: Gpuctl) -> None:
-    done = gpuctl(*words, code=2)
+def test_wrong_usage_is_exit_2_and_one_message(words: list[str], inside: Inside) -> None:
+    done = inside(*words, code=2)
     assert done.out == ""
     assert done.err.startswith("gpuctl: ")
     assert len(done.err.splitlines()) <= 3
@@ -84,8 +85,8 @@ def test_wrong_usage_is_exit_2_and_one_message(words: list[str], gpuctl: Gpuctl)
         ["explain", "nope"],
     ],
 )
-def test_no_such_run_is_exit_3(words: list[str], gpuctl: Gpuctl) -> None:
-    assert "no run 'nope'" in gpuctl(*words, code=3).err
+def test_no_such_run_is_exit_3(words: list[str], inside: Inside) -> None:
+    assert "no run 'nope'" in inside(*words, code=3).err
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,8 @@ def test_no_such_run_is_exit_3(words: list[str], gpuctl: Gpuctl) -> None:
         ["trust", "smi"],
     ],
 )
-def test_no_such_node_is_exit_3_and_names_the_nearest(words: list[str], gpuctl: Gpuctl) -> None:
-    error = gpuctl(*words, code=3).err
+def test_no_such_node_is_exit_3_and_names_the_nearest(words: list[str], inside: Inside) -> None:
+    error = inside(*words, code=3).err
     assert "smi" in error
     assert "sim" in error
 
@@ -133,9 +134,9 @@ def test_an_inventory_without_nodes_is_passed_over_and_said_so(gpuctl: Gpuctl) -
     assert "passed over" in done.err
 
 
-def test_schemas_are_json(gpuctl: Gpuctl) -> None:
-    assert "command" in gpuctl("schema", "job").json()["properties"]
-    assert "nodes" in json.dumps(gpuctl("schema", "inventory").json()["properties"])
+def test_schemas_are_json(inside: Inside) -> None:
+    assert "command" in inside("schema", "job").json()["properties"]
+    assert "nodes" in json.dumps(inside("schema", "inventory").json()["properties"])
 
 
 def test_a_closed_pipe_is_no_error(gpuctl: Gpuctl) -> None:

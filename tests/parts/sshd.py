@@ -66,7 +66,9 @@ class Sshd:
                 os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """The server and its connections; what was started over them lives on."""
+        """The server and its connections; what was started over them lives on. Nothing where it was stopped before."""
+        if self.process.poll() is not None:
+            return
         self.cut()
         self.process.terminate()
         self.process.wait()

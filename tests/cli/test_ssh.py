@@ -1,0 +1,65 @@
+"""The same commands through a real sshd: trust, and following a run over connections that are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.parts.command import Gpuctl
+from tests.parts.sshd import Sshd, running_sshd
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Sshd]:
+    with running_sshd(tmp_path / "sshd") as server:
+        yield server
+
+
+@pytest.fixture
+def remote(server: Sshd, gpuctl: Gpuctl) -> Gpuctl:
+    """Node `far`, behind the server, with 4 simulated GPUs; its host key is not trusted yet."""
+    gpuctl.inventory.write_text(
+        "nodes:\n"
+        f"  far: {{address: 127.0.0.1, port: {server.port}, identity_file: {server.key}, ssh_config: /dev/null,\n"
+        f"        known_hosts: {gpuctl.folder}/known_hosts, state_dir: {gpuctl.folder}/state,\n"
+        f"        lock_dir: {gpuctl.folder}/locks, simulate: {{gpus: 4}}, keepalive: 2}}\n"
+    )
+    return gpuctl
+
+
+def test_an_unknown_host_key_is_refused_until_trusted(remote: Gpuctl) -> None:
+    error = remote("ps", code=4).err
+    assert "gpuctl trust far" in error
+    assert "fingerprint" in remote("trust", "far", "--fingerprint", "SHA256:none", code=5).err
+    shown = remote("trust", "far", "--json").json()
+    assert shown["before"] == "unknown"
+    assert all(key["fingerprint"].startswith("SHA256:") for key in shown["keys"])
+    assert remote("ps", "--json").json() == []
+    assert remote("trust", "far", "--json").json()["before"] == "known"
+
+
+def test_tail_loses_and_repeats_nothing_when_connections_are_cut(remote: Gpuctl, server: Sshd) -> None:
+    remote("trust", "far", "--yes")
+    run = remote.launch("for i in $(seq 1 400); do echo line $i; sleep 0.02; done", node="far")
+    following = remote.start("tail", run, "-f")
+    waiting = remote.start("wait", run)
+    for _cut in range(3):
+        wait_until(lambda: len(server.connections()) >= 1, what="a connection to cut")
+        server.cut()
+    out, err = following.communicate(timeout=60)
+    assert following.returncode == 0, err
+    assert out.decode() == "".join(f"line {number}\n" for number in range(1, 401))
+    assert waiting.wait(timeout=30) == 0
+
+
+def test_the_run_goes_on_without_server_or_controller(remote: Gpuctl, server: Sshd) -> None:
+    remote("trust", "far", "--yes")
+    run = remote.launch("echo begun; sleep 1; echo over", node="far", gpus=1)
+    server.stop()
+    assert "far" in remote("tail", run, code=4).err
+    journal = remote.folder / "state" / "runs" / run / "journal.jsonl"
+    wait_until(lambda: "run_finished" in journal.read_text(), what="the run's end")
+    assert '"succeeded"' in journal.read_text()
