@@ -17,10 +17,10 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 LONGEST = 4096  # what a regular expression sees of a line
 _OVERLAP = 512  # of the pieces of a longer one
-_BLOCK = 512 * 1024
+_BLOCK = 1024 * 1024
 _WHOLE, _MANY = 128 * 1024, 400  # fewer bytes in fewer lines at once are read whole
 _BEFORE, _AFTER = 12 * 1024, 8 * 1024  # bytes around a line that matters: a deep traceback, what follows it
-_TAIL = 2 * 1024
+_TAIL = 1536
 _FRUITLESS, _SAMPLED = (
     100,
     10,

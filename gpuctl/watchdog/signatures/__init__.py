@@ -53,8 +53,10 @@ def find(text: str) -> Optional[Signature]:
     lowered = text.lower()
     candidates = {rank for word, ranks in _BY_WORD if word in lowered for rank in ranks}
     for rank in sorted(candidates):
-        if TABLE[rank].pattern.search(text):
-            return None if _NO_EVIDENCE.search(text) else TABLE[rank]
+        found = TABLE[rank].pattern.search(text)
+        if found:
+            quoted = text[: found.start()].endswith("`")
+            return None if quoted or _NO_EVIDENCE.search(text) else TABLE[rank]
     return None
 
 
@@ -63,5 +65,5 @@ def says_handled(text: str) -> bool:
     return bool(_HANDLED.search(text))
 
 
-STEMS = (b"error", b"exception", b"traceback", b"fail", b"of memory", b"kill", b"xid", b"nccl")
+STEMS = (b"error", b"traceback", b"fail", b"of memory", b"kill", b"exit", b"xid")
 """One of them is in the lines that matter, or in one beside them: what the bulk of a log is searched for."""
