@@ -55,7 +55,7 @@ def find(text: str) -> Optional[Signature]:
     for rank in sorted(candidates):
         found = TABLE[rank].pattern.search(text)
         if found:
-            quoted = text[: found.start()].endswith("`")
+            quoted = text.count("`", 0, found.start()) % 2 == 1  # prose that quotes a message
             return None if quoted or _NO_EVIDENCE.search(text) else TABLE[rank]
     return None
 

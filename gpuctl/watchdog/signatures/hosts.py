@@ -43,7 +43,8 @@ TABLE = (
     signature(
         "disk_full",
         "space errno_28 enospc quota errno_122 writ disk temporary_directory unexpected_pos",
-        r"no space left on device|\bENOSPC\b|errno 28\b|disk quota exceeded|errno 122\b|(?:error|fatal|failed|database or)\b.{0,60}disk (?:is )?full\b",
+        r"no space left on device|\bENOSPC\b|errno 28\b|disk quota exceeded|errno 122\b",
+        r"(?:error|fatal|failed|database or)\b.{0,60}disk (?:is )?full\b",
         r"failed writing (?:file|zip)|file write failed|unexpected pos \d+ vs|insufficient disk",
         r"not enough (?:free )?disk space|not enough free space|no usable temporary directory",
     ),
