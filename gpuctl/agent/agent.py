@@ -86,7 +86,7 @@ class Agent(Caller):
         self, run: str, request: Request, *, secrets: Mapping[str, str] | None = None, wait: bool = True
     ) -> AsyncGenerator[dict[str, Any]]:
         """The event that answers it; with `wait` the journal's events until what was asked for has been done."""
-        arguments = {"request": request.to_json(), "secrets": dict(secrets or {}), "wait": wait}
+        arguments = {"request": request.to_json(), "secrets": secrets and dict(secrets), "wait": wait}
         return self._objects("request", run=run, **arguments)
 
     async def gpus(self) -> Gpus:

@@ -54,18 +54,18 @@ async def _relaunch(word: str | None, sets: tuple[str, ...], job: str | None, ye
         return await _tell(fleet, found, outcome, as_json)
 
 
-def _request(found: Found, sets: tuple[str, ...], job: str | None) -> tuple[Request, dict[str, str]]:
-    """The request, and the values of the new job's secrets."""
+def _request(found: Found, sets: tuple[str, ...], job: str | None) -> tuple[Request, dict[str, str] | None]:
+    """The request, and the values of a new job's secrets; None: the run's own stay."""
     request = Request(id=uuid.uuid4().hex, kind="relaunch", by=whoami())
     row = found.row
     assert row is not None, "a run that is asked for with `sure` has its row"  # noqa: S101 - says why to mypy
     if job is None:
-        return Request(**{**vars(request), "params": parse_sets(sets, row.params)}), {}
+        return Request(**{**vars(request), "params": parse_sets(sets, row.params)}), None
     rendered = render(load_job(job_file(job)), found.node, run=found.run, sets=sets, environ=os.environ, by=whoami())
     return Request(**{**vars(request), "spec": rendered.spec.to_json()}), rendered.secrets
 
 
-async def _outcome(fleet: Fleet, found: Found, request: Request, secrets: dict[str, str]) -> dict[str, Any]:
+async def _outcome(fleet: Fleet, found: Found, request: Request, secrets: dict[str, str] | None) -> dict[str, Any]:
     """The event that settled it: the attempt's start, or the run's end where it could not start."""
     agent = fleet.agent(found.node)
     async with aclosing(follow_request(agent, found.run, request, secrets=secrets, lost=lost)) as events:

@@ -1,0 +1,142 @@
+"""What is decided and said without a node: whose run is meant, what an event says, what a node's facts come to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpuctl.cli import sentences
+from gpuctl.cli.checkup import findings
+from gpuctl.cli.explain import last_failure
+from gpuctl.errors import NotFound, Unreachable, UsageError
+from gpuctl.fleet.runs import Found, Listing, choose
+from gpuctl.spec.inventory import Node
+from gpuctl.wire.replies import RunRow
+
+NODE = Node(name="n", transport="local")
+
+
+def found(run: str, state: str) -> Found:
+    return Found(run, NODE, RunRow(run=run, job=run.rpartition("-")[0], node="n", state=state))
+
+
+OLDER, NEWER, OTHER = (
+    found("train-aaaaaa", "succeeded"),
+    found("train-bbbbbb", "running"),
+    found("train-eval-cccccc", "running"),
+)
+
+
+def test_choose_by_id_job_and_prefix() -> None:
+    listing = Listing([OLDER, NEWER, OTHER])
+    assert choose("train-aaaaaa", listing, sure=True) == OLDER
+    assert choose("train", listing, sure=True) == NEWER  # a job's name comes before a prefix
+    assert choose("train-e", listing, sure=True) == OTHER
+    with pytest.raises(UsageError, match="begins several runs"):
+        choose("tr", listing, sure=False)
+
+
+def test_a_jobs_newest_run_is_meant_but_never_one_of_several_live_ones() -> None:
+    two = Listing([found("train-aaaaaa", "running"), NEWER])
+    assert choose("train", two, sure=False) == NEWER
+    with pytest.raises(UsageError, match="2 live runs: train-aaaaaa"):
+        choose("train", two, sure=True)
+    ended = Listing([NEWER, found("train-zzzzzz", "failed")])
+    assert choose("train", ended, sure=True) == NEWER  # the live one, though an ended one is newer
+
+
+def test_absent_is_known_only_where_all_nodes_answered() -> None:
+    with pytest.raises(NotFound) as none:
+        choose("trian-aaaaaa", Listing([OLDER]), sure=False)
+    assert "train-aaaaaa" in none.value.hint
+    with pytest.raises(Unreachable):
+        choose("x", Listing([OLDER], [Unreachable("n: no route")]), sure=False)
+
+
+@pytest.mark.parametrize(
+    ("indices", "shown"), [([], ""), ([3], "3"), ([0, 1, 2, 3], "0-3"), ([6, 0, 1, 3], "0-1,3,6"), (None, "")]
+)
+def test_gpus(indices: list[int] | None, shown: str) -> None:
+    assert sentences.gpus(indices) == shown
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence"),
+    [
+        ({"type": "attempt_started", "pid": 7, "gpus": [0, 1], "params": {"b": 4}}, "pid 7, GPUs 0-1: b=4"),
+        (
+            {"type": "attempt_exited", "exit_code": None, "signal": None, "duration_s": None},
+            "nobody knows how, after an unknown time",
+        ),
+        (
+            {"type": "attempt_exited", "exit_code": None, "signal": 9, "duration_s": 75.2},
+            "by signal 9, after 1 min 15 s",
+        ),
+        ({"type": "progress", "done": 3.0, "total": 56.0}, "3/56"),
+        (
+            {"type": "incident", "class": "gpu_oom", "gpu": 0, "requested_bytes": 896 << 20, "free_bytes": 0},
+            "gpu_oom on GPU 0: asked for 896.00 MiB, 0 bytes was free",
+        ),
+        (
+            {"type": "killed", "pid": 8, "name": "python", "signal": "KILL", "why": "its grace is over"},
+            "python (pid 8) got KILL: its grace is over",
+        ),
+        ({"type": "of_a_newer_version", "fact": 1}, "fact 1"),
+    ],
+)
+def test_what_an_event_says(event: dict[str, Any], sentence: str) -> None:
+    assert sentences.sentence(event) == sentence
+
+
+def test_the_last_failed_attempt() -> None:
+    events: list[dict[str, Any]] = [
+        {"type": "attempt_started", "attempt": 1},
+        {"type": "incident", "attempt": 1, "class": "gpu_oom", "fatal": True},
+        {"type": "attempt_exited", "attempt": 1, "exit_code": 1},
+        {"type": "attempt_started", "attempt": 2},
+        {"type": "attempt_exited", "attempt": 2, "exit_code": 0},
+    ]
+    assert last_failure(events) == (1, events[1])
+    assert last_failure(events[3:]) == (2, None)
+    assert last_failure([]) == (None, None)
+
+
+def test_a_node_with_troubles_gets_a_cure_for_each() -> None:
+    facts = {
+        "time": "2026-01-01T00:10:00Z",
+        "python": {"version": "3.8.1", "path": "/usr/bin/python3"},
+        "user": {"name": "ada", "uid": 1000},
+        "tools": {"tmux": None, "fuser": None, "bash": "/bin/bash"},
+        "gpus": {"error": "driver not loaded", "devices": [], "files": {"/dev/nvidia0": True}},
+        "state_dir": {"path": "/home/ada/.gpuctl", "free_bytes": 1 << 20, "free_inodes": None},
+        "lock_dir": {"path": "/run/lock/gpuctl", "usable": False},
+        "shm": {"total_bytes": 64 << 20},
+        "limits": {"open_files": 1024},
+        "systemd": True,
+        "lingering": False,
+    }
+    told = findings(NODE, facts, now=datetime(2026, 1, 1, tzinfo=UTC))
+    bad = [finding for finding in told if finding.verdict != "ok"]
+    assert all(finding.cure for finding in bad)
+    text = "\n".join(finding.what for finding in bad)
+    for part in (
+        "clock",
+        "driver not loaded",
+        "no tmux",
+        "no fuser",
+        "only 1.00 MiB",
+        "leases",
+        "1024 open files",
+        "logs out",
+    ):
+        assert part in text
+    assert "loginctl enable-linger ada" in [finding.cure for finding in bad]
+
+
+def test_an_absent_fact_is_no_trouble() -> None:
+    assert {finding.verdict for finding in findings(NODE, {"tools": {"tmux": "t", "fuser": "f", "bash": "b"}})} == {
+        "ok",
+        "warn",
+    }
