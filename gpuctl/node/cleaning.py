@@ -63,7 +63,8 @@ class Cleaning:
             self._report(self._wait_empty(EMPTY_DEADLINE_S))
 
     def await_empty(self) -> bool:
-        """Before an attempt: its GPUs hold nothing. Waits as `on_busy` says; False: the run has ended instead."""
+        """Before an attempt: its GPUs hold nothing. Waits as `on_busy` says; False: the run has ended instead, or is
+        to begin anew with other values."""
         of = self._of
         self.were_empty = True
         if not of.placement.devices:
@@ -86,8 +87,7 @@ class Cleaning:
                 of.finish("blocked", f"its GPUs can't be emptied: {found.why}")
                 return False
             pause = BUSY_LOOK_S[min(looks, len(BUSY_LOOK_S) - 1)]
-            if not of.pause_unless_asked(min(pause, max(0.1, end_at - boottime()))):
-                of.finish("killed", "killed on request while it waited for its GPUs")
+            if not of.waited(min(pause, max(0.1, end_at - boottime())), "waited for its GPUs"):
                 return False
             looks += 1
 

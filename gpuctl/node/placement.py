@@ -1,4 +1,4 @@
-"""Where a run stands on its node: its GPUs, its leases, its place in the queue."""
+"""Where a run stands on its node: its GPUs, its leases, its place in the queue, the run that it follows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Type
 
 from gpuctl.node import program
 from gpuctl.node.allocation import Busy, choose, wanted
-from gpuctl.node.folders import RunFolder
+from gpuctl.node.folders import RunFolder, StateFolder
+from gpuctl.node.journal import outline
 from gpuctl.node.leases import Taken
 from gpuctl.node.refusal import Refusal
+from gpuctl.wire.life import Life, fold
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.samples import DeviceSample
 from gpuctl.wire.word import Word
@@ -34,6 +36,11 @@ class Launch(Word):
     NESTED: ClassVar[Mapping[str, Type[Word]]] = {"node": NodeSpec}
 
 
+def life_of(node: NodeSpec, run: str) -> Life:
+    """Another run of this node, by its journal. Raises Refusal where there is none."""
+    return fold(outline(StateFolder(node).existing(run).journal))
+
+
 def read_launch(run: RunFolder) -> Launch:
     with open(os.path.join(run.path, LAUNCH_FILE), encoding="utf-8") as file:
         return Launch.from_json(json.load(file))
@@ -54,8 +61,11 @@ class Placement:
         self.devices = [DeviceSample(index, uuid) for index, uuid in zip(event.get("gpus", []), self._chosen)]
 
     def take(self) -> bool:
-        """The run's GPUs, leased. Waits in the queue where the launch said so; False: the run has ended instead."""
+        """The run's GPUs, leased. Waits in the queue where the launch said so; False: the run has ended instead, or is
+        to begin anew with other values."""
         of = self._of
+        if not self._follow():
+            return False
         if of.telemetry is None:
             self.devices = []
             return True
@@ -68,15 +78,45 @@ class Placement:
                 of.finish("failed", refusal.what)
                 return False
             except Busy as busy:
-                if not of.spec.queue:
+                if not self._queues:
                     of.finish("blocked", busy.why)
                     return False
                 if not waiting:
                     of.leases.enqueue(of.spec.run, busy.uuids, wanted(of.spec) or len(busy.uuids), self._since())
                     of.record.write("waiting", why=busy.why, queue=of.leases.place(of.spec.run))
                     waiting = True
-            if not of.pause_unless_asked(QUEUE_LOOK_S):
-                of.finish("killed", "killed on request while it was queued")
+            if not of.waited(QUEUE_LOOK_S, "was queued"):
+                return False
+
+    @property
+    def _queues(self) -> bool:
+        """A run that follows another queues too: the other's leases end just after it does."""
+        return self._of.spec.queue or self._of.spec.after is not None
+
+    def _follow(self) -> bool:
+        """Waits until the run that this one is to follow has succeeded; False as in `take`."""
+        of, first, told = self._of, self._of.spec.after, False
+        if first is None or of.record.number or of.record.relaunch is not None:
+            return True
+        while True:
+            try:
+                state = life_of(of.node, first)
+            except Refusal as refusal:
+                of.finish("blocked", f"it was to start after {first}: {refusal.what}")
+                return False
+            if state.state == "succeeded":
+                return True
+            if state.over:
+                of.finish(
+                    "blocked",
+                    f"it was to start once {first} has succeeded, which ended {state.state}; "
+                    f"`gpuctl relaunch {of.spec.run}` starts it all the same",
+                )
+                return False
+            if not told:
+                of.record.write("waiting", why=f"it starts once {first} has succeeded")
+                told = True
+            if not of.waited(QUEUE_LOOK_S, "was queued"):
                 return False
 
     def _take_now(self) -> None:
@@ -88,7 +128,7 @@ class Placement:
             mine = [device for device in sample.devices if device.uuid in self._chosen]
             if not self._chosen or len(mine) < len(self._chosen):
                 mine = choose(of.spec, of.node, sample, held)
-            if of.spec.queue and not self._chosen:
+            if self._queues and not self._chosen:
                 ahead = of.leases.ahead(of.spec.run, [device.uuid for device in mine])
                 if ahead:
                     raise Busy(f"{len(ahead)} run(s) are ahead in the queue", [device.uuid for device in mine])

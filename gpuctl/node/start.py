@@ -17,7 +17,7 @@ from gpuctl.node.journal import read
 from gpuctl.node.keeper import start_supervisor
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import identity
-from gpuctl.node.placement import LAUNCH_FILE, Launch
+from gpuctl.node.placement import LAUNCH_FILE, Launch, life_of
 from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.terminal import open_view
@@ -66,6 +66,8 @@ def _check(spec: RunSpec) -> None:
 
 def _create(spec: RunSpec, node: NodeSpec, state: StateFolder) -> RunFolder:
     """Leases first, then the folder: a crash between leaves a lease that ends by itself."""
+    if spec.after is not None and life_of(node, spec.after).state != "succeeded":
+        return _folder(state, spec, Launch(node, queued=True))
     if spec.gpus == 0:
         return _folder(state, spec, Launch(node))
     with Telemetry(node, program.argv("sample")) as telemetry:

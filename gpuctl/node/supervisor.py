@@ -274,8 +274,7 @@ class Supervisor:
         if action.kind == "relaunch" and not self.spec.observe:
             if action.delay_s > 0:
                 self.record.write("waiting", why=action.why, seconds=action.delay_s)
-                if not self.pause_unless_asked(action.delay_s):
-                    self.finish("killed", "killed on request while it waited to relaunch")
+                if not self.waited(action.delay_s, "waited to relaunch"):
                     return
             self.record.write("relaunching", sync=True, params=action.params, why=action.why, env=action.env)
             faults.reach(self.state_dir, "relaunch-journaled")
@@ -339,15 +338,24 @@ class Supervisor:
             if boottime() >= end:
                 return
 
-    def pause_unless_asked(self, seconds: float) -> bool:
-        """Waits; False as soon as somebody asks for the run's end. A relaunch that is asked for ends the wait too."""
+    def waited(self, seconds: float, doing: str) -> bool:
+        """Whether nobody asked for anything meanwhile. What is asked for is done: the run ends, or relaunches."""
         end = boottime() + seconds
-        while boottime() < end:
+        while True:
+            request, self.request = self.request, None
+            if request is not None:
+                self._turn_to(request, doing)
+                return False
+            if boottime() >= end:
+                return True
             self.eyes.look(max(0.0, min(LOOK_S, end - boottime())))
             self.read_requests()
-            if self.request is not None:
-                return self.request.kind != "kill"
-        return True
+
+    def _turn_to(self, request: Request, doing: str) -> None:
+        if request.kind == "kill":
+            self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''} while it {doing}")
+        else:
+            self.relaunch_as_asked(request)
 
     def close(self) -> None:
         if self.telemetry is not None:
