@@ -21,6 +21,8 @@ from gpuctl.wire import braces
 from gpuctl.wire.runspec import RunSpec, Scalar
 
 SHELL_DEADLINE_S = 20.0
+SETUP_DONE = "setup-done"
+"""In the attempt's folder: `setup` was through."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./+-]+\Z")
 
@@ -77,7 +79,7 @@ def script(spec: RunSpec, known: Mapping[str, Scalar], exported: Mapping[str, st
         f"cd -- {shlex.quote(workdir(spec, known))}",
     ]
     if spec.setup.strip():
-        lines.append(spec.setup.rstrip("\n"))
+        lines += [spec.setup.rstrip("\n"), f': > "$GPUCTL_DIR/{SETUP_DONE}"']
     word = first_word(command)
     if word is not None and is_simple(command):
         # A file gives way to exec; a function or a builtin of the same name can't.

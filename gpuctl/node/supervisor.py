@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal as signals
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from gpuctl.node import faults, program, shell
@@ -227,6 +227,8 @@ class Supervisor:
 
     def _exited(self, attempt: Attempt, exit: Exit) -> Ending:
         exit = self.cleaning.with_left_behind(attempt, exit)
+        if self.spec.setup.strip() and not os.path.exists(os.path.join(attempt.folder.path, shell.SETUP_DONE)):
+            exit = replace(exit, setup_failed=exit.exit_code not in (None, 0))
         incident = self.eyes.verdict(exit)
         if incident is not None:
             self.record.write("incident", **incident.to_event())

@@ -5,10 +5,12 @@ Everything that the supervisor waits for goes through `look`, so that logs are r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from typing import Dict, List, Optional, Sequence, Set, Union
+import signal as signals
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Union
 
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
@@ -18,7 +20,7 @@ from gpuctl.node.history import Record
 from gpuctl.node.processes import descriptor
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.waiter import Waiter
-from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready
+from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready, TooSlow
 from gpuctl.wire.incidents import Exit, Incident
 from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.samples import Sample
@@ -28,6 +30,7 @@ PROGRESS_S = 10.0
 PACE_S = 0.5  # between two looks at logs that grow all the time; an exit is seen at once
 ROOM_S = 5.0
 LINE_CHARACTERS = 200
+MATCH_S = 0.2
 ENOUGH_BYTES = 1 << 20
 STANDING = "standing.json"
 
@@ -57,7 +60,7 @@ class Eyes:
     def open(self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str]) -> None:
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
         must know what the old one knew, and journal none of it twice."""
-        self._judge = Judge(spec.watch, type=spec.type)
+        self._judge = Judge(spec.watch, type=spec.type, guard=time_limit)
         self._follower = Follower()
         self._follower.add(attempt.folder.log, "log")
         self._follower.add_globs(attempt.folder.path, ("**/*.log",))
@@ -140,6 +143,7 @@ class Eyes:
             for piece in pieces:
                 if isinstance(piece, Truncated):
                     self.record.write("log_truncated", file=piece.source, lost_bytes=piece.lost_bytes)
+                    self._judge.truncated(piece.source)
                     continue
                 for notice in self._judge.feed(piece.source, piece.data, boottime()):
                     if not quietly:
@@ -159,6 +163,8 @@ class Eyes:
             self._progress(notice)
         elif isinstance(notice, Ready):
             self.record.write("ready", line=notice.line[:LINE_CHARACTERS])
+        elif isinstance(notice, TooSlow):
+            self.record.write("note", why=f"watch.{notice.key} took too long on a line and is not used any more")
         elif isinstance(notice, Loading) and self.record.life.state == "starting":
             self.record.write("loading")
 
@@ -178,6 +184,22 @@ class Eyes:
 def _count(value: Optional[float]) -> Union[int, float, None]:
     """A whole number without its decimal point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float = MATCH_S) -> Iterator[None]:
+    """Raises TimeoutError in what takes longer: a user's regular expression can take for ever on an unlucky line."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    before = signals.signal(signals.SIGALRM, too_long)
+    signals.setitimer(signals.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signals.setitimer(signals.ITIMER_REAL, 0)
+        signals.signal(signals.SIGALRM, before)
 
 
 def has_room(folder: str) -> bool:

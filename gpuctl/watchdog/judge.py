@@ -156,6 +156,12 @@ class Judge:
         found = verdict.incident(self.reading, failed=exit.exit_code != 0)
         if found is not None and (found.fatal or exit.exit_code != 0):
             return replace(found, fatal=True)
+        if exit.setup_failed:
+            return _made(
+                "code_error",
+                f"Its `setup` failed (exit code {exit.exit_code}), so its command was not started.",
+                f"exit code {exit.exit_code} in `setup`",
+            )
         return self._unexplained(exit)
 
     # ── lines ───────────────────────────────────────────────────────────────────────────────────────────────────

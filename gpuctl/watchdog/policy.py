@@ -73,7 +73,9 @@ def decide(
             params,
             since,
             env=env,
-            said=f"`on_failure` allows {spec.on_failure.relaunch} relaunches",
+            said=f"`on_failure` allows {spec.on_failure.relaunch} relaunches"
+            if spec.on_failure.relaunch
+            else "nothing says that a second try may help (`on_failure: {relaunch: 1}`)",
         )
     return _stop("failed", incident, "a second try would fail in the same way")
 

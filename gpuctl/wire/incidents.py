@@ -101,3 +101,4 @@ class Exit(Word):
     timed_out: bool = False  # ended by us, since `timeout` had passed
     left_behind: bool = False  # its first process ended, but descendants live and hold GPU memory
     asked: bool = False  # ended by us on a request, or after an incident
+    setup_failed: bool = False  # it ended before its `setup` was through

@@ -148,6 +148,27 @@ def test_a_command_that_went_to_the_background_is_a_failure(sim: TestNode) -> No
     assert sim.call("gpus")[-1]["devices"][0]["device"]["memory_used_mib"] == 0
 
 
+def test_a_failing_setup_is_named_and_the_command_is_not_started(sim: TestNode) -> None:
+    sim.start(sim.job("echo started", gpus=0, setup="true\nfalse"))
+    life = sim.wait_over()
+    assert life.state == "failed"
+    assert sim.events(type="incident")[-1]["class"] == "code_error"
+    assert "setup" in sim.events(type="incident")[-1]["advice"]
+    assert sim.log() == ""
+    sim.start(sim.job("false", "other-1", gpus=0, setup="true"))
+    sim.wait_over("other-1")
+    assert "setup" not in sim.events("other-1", "incident")[-1]["advice"]
+
+
+def test_a_pattern_that_takes_for_ever_is_given_up(sim: TestNode) -> None:
+    line = "a" * 40 + "!"
+    spec = sim.job(f"sh -c 'echo {line}; echo {line}; exit 3'", gpus=0)
+    sim.start(type(spec).from_json({**spec.to_json(), "watch": {"progress": "^(a+)+$"}}))
+    assert sim.wait_over().state == "failed"
+    assert sim.events(type="attempt_exited")[-1]["exit_code"] == 3
+    assert "progress" in sim.events(type="note")[-1]["why"]
+
+
 def test_secrets_reach_the_job_and_nothing_else(sim: TestNode) -> None:
     value = "hunter2-" + "x" * 8
     spec = sim.job("sh -c 'test \"$TOKEN\" = {expected} && echo same'", secrets=["TOKEN"], gpus=0)
