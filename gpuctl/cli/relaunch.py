@@ -55,14 +55,19 @@ async def _relaunch(word: str | None, sets: tuple[str, ...], job: str | None, ye
 
 
 def _request(found: Found, sets: tuple[str, ...], job: str | None) -> tuple[Request, dict[str, str] | None]:
-    """The request, and the values of a new job's secrets; None: the run's own stay."""
+    """The request, and the values of the secrets; None: those that the node has."""
     request = Request(id=uuid.uuid4().hex, kind="relaunch", by=whoami())
     row = found.row
     assert row is not None, "a run that is asked for with `sure` has its row"  # noqa: S101 - says why to mypy
     if job is None:
-        return Request(**{**vars(request), "params": parse_sets(sets, row.params)}), None
+        return Request(**{**vars(request), "params": parse_sets(sets, row.params)}), _at_hand(row.secrets)
     rendered = render(load_job(job_file(job)), found.node, run=found.run, sets=sets, environ=os.environ, by=whoami())
     return Request(**{**vars(request), "spec": rendered.spec.to_json()}), rendered.secrets
+
+
+def _at_hand(names: list[str]) -> dict[str, str] | None:
+    """The run's secrets as far as this shell has them: the node's are gone once nothing of the run lives."""
+    return {name: os.environ[name] for name in names if name in os.environ} or None
 
 
 async def _outcome(fleet: Fleet, found: Found, request: Request, secrets: dict[str, str] | None) -> dict[str, Any]:

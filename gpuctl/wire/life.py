@@ -89,6 +89,7 @@ def row_of(spec: RunSpec, life: Life, *, here: Optional[str] = None) -> RunRow:
         why=life.why,
         by=life.by or spec.by or None,
         launcher=spec.launcher,
+        secrets=spec.secrets,
         machine=host if here is not None and host != here else None,
     )
 

@@ -28,6 +28,7 @@ class RunRow(Word):
     why: Optional[str] = None  # of its ending or waiting
     by: Optional[str] = None
     launcher: str = "nohup"
+    secrets: List[str] = field(default_factory=list)  # their names: who relaunches it may have to hand them over
     machine: Optional[str] = None  # host name, where the run belongs to another machine (a shared home)
     queue_place: Optional[int] = None
 

@@ -303,4 +303,8 @@ def test_secrets_that_are_missing_are_all_named(gpuctl: Gpuctl) -> None:
     run = gpuctl("launch", "job.yaml", "--json", env={"TOKEN_A": "four", "TOKEN_B": "x"}).json()["run"]
     gpuctl("wait", run)
     assert gpuctl("tail", run).out == "4\n"
+    assert "TOKEN_A" in gpuctl("relaunch", run, code=1).err  # nothing has them any more, and this shell neither
+    gpuctl("relaunch", run, env={"TOKEN_A": "seven77", "TOKEN_B": "x"})
+    gpuctl("wait", run)
+    assert gpuctl("tail", run).out == "7\n"
     assert "four" not in json.dumps(gpuctl("events", "--json").lines())
