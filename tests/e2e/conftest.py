@@ -7,13 +7,7 @@ import pytest
 
 from tests.e2e.site import Site
 from tests.parts.leftovers import end_all
-from tests.parts.mounts import enter_own_mounts
 from tests.parts.sshd import Sshd, running_sshd
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_mounts(tmp_path_factory: pytest.TempPathFactory) -> bool:
-    return enter_own_mounts(tmp_path_factory.mktemp("mounts"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +26,17 @@ from tests.waiting import wait_until
 class TestNode:
     __test__ = False
 
-    def __init__(self, folder: Path, *, gpus: int = 2, python: str = sys.executable, **keys: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        gpus: int = 2,
+        python: str = sys.executable,
+        flags: Sequence[str] = ("-I",),
+        **keys: Any,
+    ) -> None:
         self.folder = folder
-        self.python = python
+        self.python = [python, *flags]
         self.state_dir = folder / "state"
         self.spec = NodeSpec(
             name="sim",
@@ -52,7 +60,7 @@ class TestNode:
     def popen(self, verb: str, **arguments: Any) -> subprocess.Popen[bytes]:
         """A verb with its request already sent; stdin stays open."""
         process = subprocess.Popen(
-            [self.python, "-I", str(self.archive), verb], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*self.python, str(self.archive), verb], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert process.stdin is not None
         request = {"version": VERSION, "node": self.spec.to_json(), **arguments}
