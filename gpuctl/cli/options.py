@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,6 +69,7 @@ class After(click.Command):
 
 def performed(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a command's asynchronous body. Ctrl-C cancels it: it closes what it opened, then KeyboardInterrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which asyncio replaces by its own while this runs
     return asyncio.run(coroutine)
 
 

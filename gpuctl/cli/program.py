@@ -59,11 +59,7 @@ class Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        try:
-            command: click.Command = import_module(f"gpuctl.cli.{cmd_name}").command
-        except KeyboardInterrupt:
-            output.note("interrupted before anything was done")
-            raise failures.Interrupted from None
+        command: click.Command = import_module(f"gpuctl.cli.{cmd_name}").command
         return command
 
     def resolve_command(

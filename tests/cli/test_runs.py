@@ -168,7 +168,7 @@ def test_ctrl_c_in_follow_leaves_the_run(gpuctl: Gpuctl) -> None:
     gpuctl("kill", run)
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.25, 0.4, 0.6, 0.9])
+@pytest.mark.parametrize("after_s", [0.2, 0.4, 0.6, 0.9])
 def test_ctrl_c_in_launch_says_what_became_of_it(after_s: float, gpuctl: Gpuctl) -> None:
     process = gpuctl.start(
         "launch", "--on", "sim", "--gpus", "0", "--workdir", str(gpuctl.work), "--", "sh", "-c", LONG
@@ -185,9 +185,11 @@ def test_ctrl_c_in_launch_says_what_became_of_it(after_s: float, gpuctl: Gpuctl)
     elif done.code == 130:
         assert "interrupted" in done.err
         assert runs == []
-    else:
-        assert done.code == 0
+    elif done.code == 0:
         assert runs == [done.out.strip()]
+    else:  # Python itself had not begun to read our code yet
+        assert "gpuctl" not in done.err
+        assert runs == []
     for run in runs:
         gpuctl("kill", run)
 
