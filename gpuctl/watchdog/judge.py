@@ -13,8 +13,9 @@ from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Callable, ContextManager, Deque, Dict, List, Optional, Set, Union
+from typing import Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Set, Union
 
+from gpuctl.watchdog import facts as machine
 from gpuctl.watchdog import verdict
 from gpuctl.watchdog.advice import advise
 from gpuctl.watchdog.lines import Line, LineReader
@@ -102,6 +103,8 @@ class Judge:
         self._said_loading = False
         self._moves: Deque[float] = deque(maxlen=_PACE)
         self._told: Set[str] = set()
+        self._facts = machine.Facts()
+        self._heard = 0.0
 
     @property
     def phase(self) -> str:
@@ -119,6 +122,7 @@ class Judge:
         if reader is None:
             reader = self._readers[source] = line_reader()
         reader.whole = bool(self._waited_for())
+        self._heard = at
         return self._read(reader.feed(data), source, at)
 
     def truncated(self, source: str) -> None:
@@ -129,15 +133,21 @@ class Judge:
     def sample(self, sample: Sample) -> None:
         self._start(sample.mono_s)
         self.last_sample = sample
+        self._facts.hear(sample, self.reading.moves)
+
+    def fact(self, evidence: Evidence) -> None:
+        """What the machine says: the kernel, the driver, a disk (`gpuctl.watchdog.facts`)."""
+        self._facts.add(evidence, self.reading.moves)
 
     def tick(self, at: float) -> List[Incident]:
         """What has become certain by now. Each is answered once; `fatal` ones ask for the attempt's end."""
         self._start(at)
-        found = [self._late(at), self._dead(at), self._fading()]
+        found = [self._late(at), self._dead(at), self._fading(), *self._facts.news(at, self._heard)]
         return [incident for incident in found if incident is not None]
 
-    def exited(self, exit: Exit, at: float) -> Optional[Incident]:
-        """Why the attempt ended. None: it succeeded, was ended on request, or its exit can't be known."""
+    def exited(self, exit: Exit, at: float, facts: Sequence[Evidence] = ()) -> Optional[Incident]:
+        """Why the attempt ended; `facts` are what the machine says of its end. None: it succeeded, was ended on
+        request, or its exit can't be known."""
         self._start(at)
         for source, reader in self._readers.items():
             self._read(reader.close(), source, at)
@@ -154,6 +164,10 @@ class Judge:
         if exit.exit_code == 0 and self._type != "service":
             return None
         found = verdict.incident(self.reading, failed=exit.exit_code != 0)
+        if exit.exit_code != 0:
+            explained = self._by_facts(found, exit, facts)
+            if explained is not None:
+                return explained
         if found is not None and (found.fatal or exit.exit_code != 0):
             return replace(found, fatal=True)
         if exit.setup_failed:
@@ -163,6 +177,14 @@ class Judge:
                 f"exit code {exit.exit_code} in `setup`",
             )
         return self._unexplained(exit)
+
+    def _by_facts(self, found: Optional[Incident], exit: Exit, facts: Sequence[Evidence]) -> Optional[Incident]:
+        for evidence in facts:
+            self.fact(evidence)
+        explained = machine.explain(found, exit, self.reading, self._facts.known)
+        if explained is not None and explained.phase == "unknown":
+            return replace(explained, phase=self.phase)
+        return explained
 
     # ── lines ───────────────────────────────────────────────────────────────────────────────────────────────────
 

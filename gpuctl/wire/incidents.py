@@ -28,6 +28,7 @@ class Evidence(Word):
     others: List[Dict[str, int]] = field(default_factory=list)  # {"pid", "bytes"}: other processes, as stated
     thread: Optional[str] = None  # the thread that died of it
     frame: Optional[str] = None  # the innermost frame of the job's own code, "file:line"
+    pid: Optional[int] = None  # of the process that it tells of, where who says it knows
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class AttemptRecord(Word):
     progressed: bool = False
     gpus_were_empty: bool = True  # when it began
     requested: bool = False  # started by a person's relaunch: budgets begin anew here
+    resumed_from: Optional[str] = None  # the checkpoint that it went on from
+    resumed_written: Optional[float] = None  # when that was written: another one of the same name is another one
     extra: Dict[str, Any] = field(default_factory=dict)
 
     NESTED: ClassVar[Mapping[str, Type[Word]]] = {"incident": Incident}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from gpuctl.watchdog import xids
 from gpuctl.watchdog.signatures.signature import Weight, signature
 
 _XID = r"\bXid\b \((?:PCI:)?[^)]*\): "
+_OF_PROGRAMS = "|".join(map(str, xids.OF_PROGRAMS))
+_NOT_HARDWARE = "|".join(map(str, [*xids.OF_PROGRAMS, *xids.NOISE]))
 
 TABLE = (
     signature(
@@ -24,8 +27,8 @@ TABLE = (
         bold=True,
     ),
     # What the program itself did to the GPU: a bad address, a trap; 45 is what its end leaves behind.
-    signature("cuda_illegal_access", "xid", _XID + r"(?:13|31|43)\b", weight=Weight.CONSEQUENCE, bold=True),
-    signature("xid_hw", "xid", _XID + r"(?!(?:13|31|43|45)\b)\d+\b", bold=True),
+    signature("cuda_illegal_access", "xid", rf"{_XID}(?:{_OF_PROGRAMS})\b", weight=Weight.CONSEQUENCE, bold=True),
+    signature("xid_hw", "xid", rf"{_XID}(?!(?:{_NOT_HARDWARE})\b)\d+\b", bold=True),
     signature(
         "driver_hung",
         "blocked_for_more nvrm rminitadapter initialize_nvml",

@@ -1,0 +1,169 @@
+"""What the machine says beside the log: kernel, driver, disks. Like a line, a fact is evidence and no verdict; what it
+explains is decided here once the attempt has failed.
+
+The classes of facts: `host_oom` (the kernel counted or logged an OOM kill), `xid_hw`, `cuda_illegal_access` (an Xid),
+`driver_hung`, `disk_full`; and `unknown`, which says that OOM kills were looked for and there was none.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import replace
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from gpuctl.watchdog.advice import advise
+from gpuctl.watchdog.reading import MOVED_ON, Reading
+from gpuctl.wire.incidents import Evidence, Exit, Incident
+from gpuctl.wire.samples import Sample
+
+NO_OOM = "unknown"
+
+_VAGUE = frozenset({"unknown", "code_error", "rank_failed_secondary"})
+_LOST_PEER = frozenset({"nccl_timeout", "nccl_error", "thread_died"})
+_RANKING: Tuple[Tuple[str, FrozenSet[str]], ...] = (
+    ("xid_hw", _VAGUE | _LOST_PEER | {"cuda_illegal_access", "driver_mismatch", "driver_hung"}),
+    ("host_oom", _VAGUE | _LOST_PEER),
+    ("driver_hung", _VAGUE | _LOST_PEER | {"driver_mismatch", "timeout"}),
+    ("disk_full", _VAGUE | {"checkpoint_corrupt"}),
+    ("cuda_illegal_access", _VAGUE | _LOST_PEER),
+)
+"""The facts that may explain a failure, the deepest first, and what each looks like in a log that does not know of it.
+A log that names another cause is believed."""
+
+_SIGKILL = re.compile(
+    r"\bSIGKILL\b|\bkilled by signal:? (?:killed|9)\b|\bsignal:? \(?9\b|^(?:\S+: )?(?:line )?[\d: ]*Killed\b"
+    r"|\b(?:exit ?code|exit status|returncode)\W{1,4}(?:-9|137)\b"
+    r"|\bterminated abruptly\b|\b(?:died|exited) unexpectedly\b",
+    re.IGNORECASE,
+)
+"""What somebody prints whose child was ended by a SIGKILL, or vanished without a word as one that was."""
+_SAYS_OOM = re.compile(r"\boom|out of memory|memory ?error|bad_alloc|allocate", re.IGNORECASE)
+
+_NO_OOM_ADVICE = (
+    "{who} was ended by SIGKILL, which gpuctl did not send. The kernel counted no OOM kill meanwhile, so somebody or "
+    "something else sent it: a person, a scheduler, or a daemon such as earlyoom or systemd-oomd."
+)
+_KEPT = 8
+
+
+HUNG = "driver_hung"
+HUNG_S = 60.0  # of silence, the driver's and the log's, after which an attempt can't go on
+_NEWS = ("xid_hw", "disk_full")
+"""Facts that are worth telling though the job goes on."""
+
+
+class Fact(NamedTuple):
+    evidence: Evidence
+    moves: int  # of the job's counters until then
+
+
+class Facts:
+    """Of one attempt, as far as they have become known."""
+
+    def __init__(self) -> None:
+        self.known: List[Fact] = []
+        self._untold: List[Incident] = []
+        self._told: Set[str] = set()
+        self._hung_since: Optional[float] = None
+
+    def add(self, evidence: Evidence, moves: int) -> None:
+        self.known.append(Fact(evidence, moves))
+        if evidence.cls in _NEWS and evidence.cls not in self._told:
+            self._tell(evidence, fatal=False)
+
+    def hear(self, sample: Sample, moves: int) -> None:
+        """Whether the driver answers. One that does again has not hung for good."""
+        hangs = sample.error is not None and sample.error.startswith(HUNG)
+        if hangs and self._hung_since is None:
+            self._hung_since = sample.mono_s
+            evidence = Evidence(HUNG, sample.error or HUNG, source="telemetry")
+            self.add(evidence, moves)
+            self._tell(evidence, fatal=False)
+        elif not hangs:
+            self._hung_since = None
+            self.known = [fact for fact in self.known if fact.evidence.cls != HUNG]
+
+    def news(self, at: float, heard: float) -> List[Incident]:
+        """What has become certain. `heard`: when the job last wrote to a log; a driver that is silent while the job
+        goes on printing is no reason to end it."""
+        news, self._untold = self._untold, []
+        if self._hung_since is not None and at - max(self._hung_since, heard) >= HUNG_S:
+            self._hung_since = at  # told; and again only if it is not acted on
+            hung = [fact.evidence for fact in self.known if fact.evidence.cls == HUNG]
+            news.append(_incident(HUNG, hung, None))
+        return news
+
+    def _tell(self, evidence: Evidence, *, fatal: bool) -> None:
+        self._told.add(evidence.cls)
+        self._untold.append(replace(_incident(evidence.cls, [evidence], None), fatal=fatal))
+
+
+def explain(found: Optional[Incident], exit: Exit, reading: Reading, facts: Sequence[Fact]) -> Optional[Incident]:
+    """The incident that the facts make of a failed attempt; `found` is what its log shows. None: they add nothing.
+
+    A fact that the job has moved on from explains nothing, as a line does.
+    """
+    by_class: Mapping[str, List[Evidence]] = _by_class(reading, facts)
+    killed = _killed(found, exit, reading)
+    for cls, looks_like in _RANKING:
+        evidence = by_class.get(cls, [])
+        if (
+            evidence
+            and (found is None or found.cls in looks_like or found.cls == cls)
+            and (killed or cls != "host_oom")
+        ):
+            return _incident(cls, _ours_first(evidence, reading) if cls == "host_oom" else evidence, found)
+    if killed and by_class.get(NO_OOM) and _is_guess(found):
+        return _not_the_kernel(killed, by_class[NO_OOM], found)
+    return None
+
+
+def _by_class(reading: Reading, facts: Sequence[Fact]) -> Mapping[str, List[Evidence]]:
+    found: Dict[str, List[Evidence]] = {}
+    for fact in facts:
+        if reading.moves - fact.moves < MOVED_ON:
+            found.setdefault(fact.evidence.cls, []).append(fact.evidence)
+    return found
+
+
+def _killed(found: Optional[Incident], exit: Exit, reading: Reading) -> Optional[str]:
+    """Who was ended by a SIGKILL: the attempt's own process, or one whose end its log tells of. None: nobody.
+
+    A launcher kills the ranks that are left when one has failed; so where the log shows a fault of the program, only
+    that very line counts.
+    """
+    if exit.signal == signal.SIGKILL or exit.exit_code == 128 + signal.SIGKILL:
+        return "It"
+    lines = [evidence.text for evidence in found.evidence[:1]] if found is not None else []
+    if found is None or found.cls != "code_error":
+        lines += [clue.text for clue in reading.clues if reading.moves - clue.moves < MOVED_ON]
+    return "One of its processes" if any(_SIGKILL.search(line) for line in lines) else None
+
+
+def _ours_first(evidence: List[Evidence], reading: Reading) -> List[Evidence]:
+    """An OOM kill of a process that the job's own log names stands before one of whom nobody knows."""
+    text = "\n".join(clue.text for clue in reading.clues)
+    return sorted(evidence, key=lambda item: not (item.pid and re.search(rf"\b{item.pid}\b", text)))
+
+
+def _is_guess(found: Optional[Incident]) -> bool:
+    """Does the log know no more of a cause than that somebody was killed?"""
+    if found is None or found.cls in ("unknown", "rank_failed_secondary"):
+        return True
+    own = [evidence for evidence in found.evidence if evidence.cls == "host_oom"]
+    return found.cls == "host_oom" and not any(_SAYS_OOM.search(evidence.text) for evidence in own)
+
+
+def _incident(cls: str, evidence: List[Evidence], found: Optional[Incident]) -> Incident:
+    first = evidence[0]
+    rest = [item for item in found.evidence if item not in evidence] if found is not None else []
+    gpu = first.gpu if first.gpu is not None or found is None else found.gpu
+    made = Incident(cls, True, found.phase if found else "unknown", [*evidence, *rest][:_KEPT], gpu)
+    return replace(made, advice=advise(made))
+
+
+def _not_the_kernel(who: str, looked: List[Evidence], found: Optional[Incident]) -> Incident:
+    lines = [*(found.evidence if found is not None else []), *looked][:_KEPT]
+    phase = found.phase if found is not None else "unknown"
+    return Incident("unknown", True, phase, lines, advice=_NO_OOM_ADVICE.format(who=who))
