@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from gpuctl.agent.calling import Caller
 from gpuctl.agent.framing import Chunk
 from gpuctl.errors import GpuctlError, NodeUnfit
+from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.replies import CleanReport, DeviceRow, RunRow
 from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import RunSpec
@@ -34,6 +35,14 @@ class Gpus:
     devices: list[DeviceRow]
     driver: str | None
     error: str | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What attempts on this node have shown, oldest first, and the runs of which only a line of history is left."""
+
+    entries: list[LedgerEntry]
+    removed: list[RunRow]
 
 
 class Agent(Caller):
@@ -124,6 +133,10 @@ class Agent(Caller):
         wanted = None if runs is None else list(runs)
         arguments = {"runs": wanted, "older_than_s": older_than_s, "keep": keep}
         return await self.call("remove", deadline_s=REMOVE_S, **arguments, archives=archives, dry_run=dry_run)
+
+    async def ledger(self, *, job: str | None = None) -> Ledger:
+        answer = await self.call("ledger", job=job)
+        return Ledger(self._words(LedgerEntry, answer.get("entries")), self._words(RunRow, answer.get("removed")))
 
     def _gpus(self, answer: dict[str, Any]) -> Gpus:
         return Gpus(self._words(DeviceRow, answer.get("devices")), answer.get("driver"), answer.get("error"))

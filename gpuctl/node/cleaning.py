@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
-from gpuctl.node import faults
+from gpuctl.node import faults, ledger
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
 from gpuctl.node.emptiness import Emptiness, wait_empty
@@ -164,6 +164,7 @@ class Cleaning:
                 "exit_code": exit.exit_code, "signal": exit.signal, "duration_s": exit.duration_s,
                 "peak_mib": {str(index): mib for index, mib in sorted(of.eyes.peak_mib.items())},
             }  # fmt: skip
+            ledger.enter(of, exit)  # first: what is journaled is not done again after a crash
             of.record.write("attempt_exited", sync=True, **fields)
             faults.reach(of.state_dir, "exit-journaled")
 

@@ -10,8 +10,8 @@ import os
 import shutil
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from gpuctl.node import program, shell
-from gpuctl.node.allocation import Busy, choose, eligible
+from gpuctl.node import ledger, program, shell
+from gpuctl.node.allocation import Busy, choose, eligible, wanted
 from gpuctl.node.folders import RunFolder, StateFolder, write_json
 from gpuctl.node.journal import read
 from gpuctl.node.keeper import start_supervisor
@@ -22,6 +22,7 @@ from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.terminal import open_view
 from gpuctl.wire.life import row
+from gpuctl.watchdog.ledger import outlook
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.samples import DeviceSample
@@ -37,7 +38,7 @@ def start(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
         state.ensure()
         _check(spec)
         warnings += _lingering()
-        folder = _create(spec, node, state)
+        folder = _create(spec, node, state, warnings, force=bool(request.get("force")))
     _supervise(folder, dict(request.get("secrets") or {}))
     if spec.launcher == "tmux":
         open_view(folder.path)
@@ -64,7 +65,7 @@ def _check(spec: RunSpec) -> None:
         )
 
 
-def _create(spec: RunSpec, node: NodeSpec, state: StateFolder) -> RunFolder:
+def _create(spec: RunSpec, node: NodeSpec, state: StateFolder, warnings: List[str], *, force: bool) -> RunFolder:
     """Leases first, then the folder: a crash between leaves a lease that ends by itself."""
     if spec.after is not None and life_of(node, spec.after).state != "succeeded":
         return _folder(state, spec, Launch(node, queued=True))
@@ -74,6 +75,7 @@ def _create(spec: RunSpec, node: NodeSpec, state: StateFolder) -> RunFolder:
         sample = telemetry.sample()
     leases = Leases(node)
     with leases.locked():
+    warnings += _foreseen(spec, state, eligible(spec, node, sample)[: wanted(spec)], force=force)
         devices: Optional[List[DeviceSample]] = None
         try:
             devices = choose(spec, node, sample, leases.held())
@@ -96,6 +98,20 @@ def _create(spec: RunSpec, node: NodeSpec, state: StateFolder) -> RunFolder:
 
 def _folder(state: StateFolder, spec: RunSpec, launch: Launch) -> RunFolder:
     def fill(aside: RunFolder) -> None:
+def _foreseen(spec: RunSpec, state: StateFolder, devices: List[DeviceSample], *, force: bool) -> List[str]:
+    """What earlier attempts say of these values. Raises Refusal where they can only fail again, unless forced."""
+    entries = ledger.experience(state, spec, devices)
+    if not any(entry.too_big for entry in entries):
+        return []
+    code = shell.code_of(shell.workdir(spec, shell.values(spec, spec.params, 1, 0, 0)))
+    found = outlook(spec, entries, code)
+    if found.refusal is None:
+        return found.warnings
+    if not force:
+        raise Refusal(UNSAFE, found.refusal, found.hint)
+    return [found.refusal]
+
+
         write_json(os.path.join(aside.path, LAUNCH_FILE), launch.to_json())
 
     return state.create_run(spec, fill)[0]

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from gpuctl.node import faults, program, shell
+from gpuctl.node import faults, ledger, program, shell
 from gpuctl.node.attempt import Attempt, NotStarted, Starting, set_aside
 from gpuctl.node.callback import call_back
 from gpuctl.node.cleaning import Cleaning
@@ -160,8 +160,9 @@ class Supervisor:
             "attempt_started", sync=True, attempt=number, pid=attempt.job.pid, pid_start=attempt.job.start,
             keeper=attempt.keeper.pid, keeper_start=attempt.keeper.start, params=params,
             gpus=[device.index for device in self.placement.devices],
-            uuids=[device.uuid for device in self.placement.devices],
+            uuids=[device.uuid for device in self.placement.devices], model=model, total_mib=total_mib,
             gpus_were_empty=self.cleaning.were_empty, requested=bool(relaunch.get("requested")),
+        model, _, total_mib = ledger.model_of(self.placement.devices)
             code=shell.code_of(shell.workdir(self.spec, known)), machine=self.machine.to_json(),
         )  # fmt: skip
         faults.reach(self.state_dir, "attempt-journaled")

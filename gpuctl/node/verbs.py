@@ -168,6 +168,12 @@ def _remove(node: NodeSpec, request: Request, link: Link) -> None:
     link.send(remove(node, archives=bool(request.get("archives")), dry_run=bool(request.get("dry_run")), **wanted))
 
 
+def _ledger(node: NodeSpec, request: Request, link: Link) -> None:
+    from gpuctl.node.ledger import answer
+
+    link.send(answer(node, request.get("job")))
+
+
 def _pack(node: NodeSpec, request: Request, link: Link) -> None:
     from gpuctl.node.files import pack
 
@@ -191,6 +197,7 @@ VERBS: Dict[str, Verb] = {
     "clean": _clean,
     "probe": _probe,
     "remove": _remove,
+    "ledger": _ledger,
     "pack": _pack,
     "unpack": _unpack,
 }

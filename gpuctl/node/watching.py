@@ -46,6 +46,7 @@ class Eyes:
         self.waiter.watch(run.requests)
         self.last_sample: Optional[Sample] = None
         self.peak_mib: Dict[int, int] = {}  # by index, of this attempt
+        self.loaded_mib: Optional[int] = None  # on the fullest, once it was ready
         self._judge: Optional[Judge] = None
         self._follower: Optional[Follower] = None
         self._uuids: List[str] = []
@@ -67,7 +68,7 @@ class Eyes:
         if globs:
             self._follower.add_globs(workdir, globs, read_standing(attempt))
         self._uuids = uuids
-        self.peak_mib = {}
+        self.peak_mib, self.loaded_mib = {}, None
         self._unwritten, self._last_progress = None, 0.0
         self._watch(attempt.folder.path)  # its log grows there
         self._job = descriptor(attempt.job) if attempt.job is not None else None
@@ -162,6 +163,8 @@ class Eyes:
         if isinstance(notice, Progress):
             self._progress(notice)
         elif isinstance(notice, Ready):
+            self._sample()
+            self.loaded_mib = max(self.peak_mib.values(), default=None)
             self.record.write("ready", line=notice.line[:LINE_CHARACTERS])
         elif isinstance(notice, TooSlow):
             self.record.write("note", why=f"watch.{notice.key} took too long on a line and is not used any more")

@@ -1,0 +1,136 @@
+"""The ledger: `ledger.jsonl` in the state folder, a line for each attempt that ended on GPUs that had been empty.
+
+All supervisors of a user append to it, under a lock on the file itself; a line that was cut off by a power cut hides
+none of its neighbours. The folder of a run may be removed, its lines here stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+from gpuctl.node.clock import now
+from gpuctl.node.folders import StateFolder
+from gpuctl.watchdog.gpu_memory import held_by_others
+from gpuctl.watchdog.ledger import same, template_of
+from gpuctl.wire.incidents import Exit
+from gpuctl.wire.ledger import OUT_OF_MEMORY, LedgerEntry
+from gpuctl.wire.nodespec import NodeSpec
+from gpuctl.wire.runspec import RunSpec
+from gpuctl.wire.samples import DeviceSample
+
+if TYPE_CHECKING:
+    from gpuctl.node.supervisor import Supervisor
+
+
+def append(state: StateFolder, entry: LedgerEntry) -> None:
+    """One more line, on the disk when this returns. Raises OSError; then nothing of it was written."""
+    line = json.dumps(entry.to_json()).encode("ascii") + b"\n"
+    fd = os.open(state.ledger, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        end = os.fstat(fd).st_size
+        if end and os.pread(fd, 1, end - 1) != b"\n":
+            line = b"\n" + line
+        try:
+            written = os.write(fd, line)
+            if written < len(line):
+                raise OSError(f"{state.ledger}: only {written} of {len(line)} bytes were written")
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, end)
+            raise
+    finally:
+        os.close(fd)
+
+
+def read(state: StateFolder, job: Optional[str] = None) -> List[LedgerEntry]:
+    """All entries in their order, or one job's. Of an attempt that was entered twice, the later."""
+    try:
+        with open(state.ledger, "rb") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    found: Dict[Tuple[str, int], LedgerEntry] = {}
+    for line in lines:
+        entry = _parse(line)
+        if entry is not None and (job is None or entry.job == job):
+            found[(entry.run, entry.attempt)] = entry
+    return list(found.values())
+
+
+def experience(state: StateFolder, spec: RunSpec, devices: Sequence[DeviceSample]) -> List[LedgerEntry]:
+    """The entries that count for this job on these devices."""
+    return same(read(state, spec.job), template_of(spec), *model_of(devices)[:2]) if devices else []
+
+
+def answer(node: NodeSpec, job: Optional[str] = None) -> Dict[str, Any]:
+    """The verb `ledger`: its entries, and the rows of runs whose folders were removed."""
+    state = StateFolder(node)
+    removed = [row for row in _json_lines(state.history) if job is None or row.get("job") == job]
+    return {"entries": [entry.to_json() for entry in read(state, job)], "removed": removed}
+
+
+def model_of(devices: Sequence[DeviceSample]) -> Tuple[str, int, Optional[int]]:
+    """What stands for these devices in the ledger: model, number, and the memory of the smallest."""
+    models = sorted({device.name or "an unnamed GPU" for device in devices})
+    totals = [device.memory_total_mib for device in devices if device.memory_total_mib is not None]
+    return " + ".join(models), len(devices), min(totals, default=None)
+
+
+def enter(supervisor: Supervisor, exit: Exit) -> None:
+    """The current attempt, which has ended, unless it shows nothing: without GPUs, or beside memory of others."""
+    record, started = supervisor.record, supervisor.record.started
+    if started is None or not started.get("model") or not record.attempts[-1].gpus_were_empty:
+        return
+    entry = _entry(supervisor, started, exit)
+    incident = record.attempts[-1].incident
+    if entry.too_big and incident is not None and incident.evidence and held_by_others(incident.evidence[0]):
+        return
+    try:
+        append(StateFolder(supervisor.node), entry)
+    except OSError as error:
+        record.write("note", text=f"the ledger could not be written: {error}")
+
+
+def _entry(supervisor: Supervisor, started: Any, exit: Exit) -> LedgerEntry:
+    spec, eyes, attempt = supervisor.spec, supervisor.eyes, supervisor.record.attempts[-1]
+    cls = attempt.incident.cls if attempt.incident is not None else None
+    worked = attempt.progressed or (exit.exit_code == 0 and cls is None)
+    if spec.type == "service":  # being ready is what a service is for; of others it only says that the model fits
+        worked = worked or attempt.loading_s is not None
+    return LedgerEntry(
+        run=spec.run, attempt=attempt.attempt, job=spec.job, template=template_of(spec),
+        model=started["model"], count=len(started.get("gpus", [])), params=attempt.params,
+        fitted=worked and cls not in OUT_OF_MEMORY, cls=cls, exit_code=exit.exit_code, code=started.get("code"),
+        total_mib=started.get("total_mib"), loaded_mib=eyes.loaded_mib,
+        peak_mib=max(eyes.peak_mib.values(), default=None), loading_s=attempt.loading_s,
+        duration_s=exit.duration_s, node=spec.node, time=now(),
+    )  # fmt: skip
+
+
+def _parse(line: bytes) -> Optional[LedgerEntry]:
+    """None for what no supervisor wrote."""
+    try:
+        return LedgerEntry.from_json(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _json_lines(path: str) -> List[Dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
