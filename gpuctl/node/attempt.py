@@ -11,11 +11,13 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from gpuctl.node import program
 from gpuctl.node.folders import AttemptFolder, RunFolder
-from gpuctl.node.processes import ProcessId, alive, children, find
+from gpuctl.node.processes import ProcessId, alive, catches, children, find
+from gpuctl.node.reaper import signal_number
 from gpuctl.wire.incidents import Exit
 
 START_DEADLINE_S = 30.0
 EXIT_DEADLINE_S = 10.0
+SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "zsh"})
 
 
 class NotStarted(Exception):
@@ -47,15 +49,21 @@ class Attempt:
     def job_lives(self) -> bool:
         return self.job is not None and alive(self.job)
 
-    def top(self) -> Optional[ProcessId]:
-        """Who gets the stop signal first: the job's own first process; below a shell that waits, that is its child."""
+    def top(self, stop: str) -> Optional[ProcessId]:
+        """Who gets the stop signal first: the job's own first process. A shell that only waits for its child is not
+        the job: it would die at once, and its child be ended with its own children; one with a trap for it is."""
         if self.job is None or not alive(self.job):
             return None
-        process = find(self.job.pid)
-        if process is None or process.comm not in ("bash", "sh", "dash"):
-            return self.job
-        below = [child for child in map(find, children(self.job.pid)) if child is not None and child.alive]
-        return min(below, key=lambda child: child.id.start).id if below else self.job
+        number = signal_number(stop)
+        top = self.job
+        while True:
+            process = find(top.pid)
+            if process is None or process.comm not in SHELLS or catches(top.pid, number):
+                return top
+            below = [child.id for child in map(find, children(top.pid)) if child is not None and child.alive]
+            if not below:
+                return top
+            top = min(below, key=lambda child: child.start)
 
     def exit(self) -> Optional[Exit]:
         """How it ended; None while it runs. A status that nobody could read is an Exit without one, never a guess."""

@@ -86,6 +86,15 @@ def alive(process: ProcessId) -> bool:
     return found is not None and found.id == process and found.alive
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for the signal (a shell: a trap)."""
+    for line in (_read(f"/proc/{pid}/status") or b"").splitlines():
+        name, _, mask = line.partition(b":")
+        if name == b"SigCgt":
+            return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
+
+
 def environ(pid: int) -> Optional[Dict[str, str]]:
     """The environment that it was started with; None where it is closed to us or the process is gone.
 

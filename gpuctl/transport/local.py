@@ -88,8 +88,21 @@ class LocalProcess:
         if self._started.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._started.pid, signal.SIGKILL)  # its own session: whatever it started here goes with it
-        self._pipes.close()  # else a grandchild in another session, which holds them, would keep us waiting
+        self._close_pipes()  # else a grandchild in another session, which holds them, would keep us waiting
         await self._started.wait()
+        self._pipes.close()
+
+    def _close_pipes(self) -> None:
+        """Not by the transport's own `close`: that polls the process, and so takes its exit status from the thread of
+        asyncio that waits for it, which then complains on stderr."""
+        for fd in range(3):
+            pipe = self._pipes.get_pipe_transport(fd)
+            if pipe is None or pipe.is_closing():
+                continue
+            if isinstance(pipe, asyncio.WriteTransport):
+                pipe.abort()  # a close would first want to write what nobody reads any more
+            else:
+                pipe.close()
 
     async def resize(self, columns: int, rows: int) -> None:
         """It has no terminal."""
