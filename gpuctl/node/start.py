@@ -21,8 +21,8 @@ from gpuctl.node.placement import LAUNCH_FILE, Launch, life_of
 from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.terminal import open_view
-from gpuctl.wire.life import row
 from gpuctl.watchdog.ledger import outlook
+from gpuctl.wire.life import row
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.samples import DeviceSample
@@ -73,9 +73,9 @@ def _create(spec: RunSpec, node: NodeSpec, state: StateFolder, warnings: List[st
         return _folder(state, spec, Launch(node))
     with Telemetry(node, program.argv("sample")) as telemetry:
         sample = telemetry.sample()
+    warnings += _foreseen(spec, state, eligible(spec, node, sample)[: wanted(spec)], force=force)
     leases = Leases(node)
     with leases.locked():
-    warnings += _foreseen(spec, state, eligible(spec, node, sample)[: wanted(spec)], force=force)
         devices: Optional[List[DeviceSample]] = None
         try:
             devices = choose(spec, node, sample, leases.held())
@@ -96,8 +96,6 @@ def _create(spec: RunSpec, node: NodeSpec, state: StateFolder, warnings: List[st
         raise
 
 
-def _folder(state: StateFolder, spec: RunSpec, launch: Launch) -> RunFolder:
-    def fill(aside: RunFolder) -> None:
 def _foreseen(spec: RunSpec, state: StateFolder, devices: List[DeviceSample], *, force: bool) -> List[str]:
     """What earlier attempts say of these values. Raises Refusal where they can only fail again, unless forced."""
     entries = ledger.experience(state, spec, devices)
@@ -112,6 +110,8 @@ def _foreseen(spec: RunSpec, state: StateFolder, devices: List[DeviceSample], *,
     return [found.refusal]
 
 
+def _folder(state: StateFolder, spec: RunSpec, launch: Launch) -> RunFolder:
+    def fill(aside: RunFolder) -> None:
         write_json(os.path.join(aside.path, LAUNCH_FILE), launch.to_json())
 
     return state.create_run(spec, fill)[0]

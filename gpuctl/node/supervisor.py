@@ -156,13 +156,13 @@ class Supervisor:
         faults.reach(self.state_dir, "attempt-forked")
         attempt = starting.attempt
         assert attempt.keeper is not None and attempt.job is not None
+        model, _, total_mib = ledger.model_of(self.placement.devices)
         self.record.write(
             "attempt_started", sync=True, attempt=number, pid=attempt.job.pid, pid_start=attempt.job.start,
             keeper=attempt.keeper.pid, keeper_start=attempt.keeper.start, params=params,
             gpus=[device.index for device in self.placement.devices],
             uuids=[device.uuid for device in self.placement.devices], model=model, total_mib=total_mib,
             gpus_were_empty=self.cleaning.were_empty, requested=bool(relaunch.get("requested")),
-        model, _, total_mib = ledger.model_of(self.placement.devices)
             code=shell.code_of(shell.workdir(self.spec, known)), machine=self.machine.to_json(),
         )  # fmt: skip
         faults.reach(self.state_dir, "attempt-journaled")
