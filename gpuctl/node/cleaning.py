@@ -106,7 +106,7 @@ class Cleaning:
         if self._proof is None:
             self.open(attempt)
         assert self._proof is not None
-        end(attempt.top(), self._proof, self._of.spec.stop, pause=time.sleep, on_kill=_ignore)
+        end(attempt.top(self._of.spec.stop.signal), self._proof, self._of.spec.stop, pause=time.sleep, on_kill=_ignore)
 
     def _end(self, attempt: Attempt, stop: Stop, why: str) -> None:
         of = self._of
@@ -116,7 +116,7 @@ class Cleaning:
         def on_kill(process: Process, signal: str, reason: str) -> None:
             of.record.write("killed", pid=process.id.pid, name=process.comm, signal=signal, why=reason or why)
 
-        reaped = end(attempt.top(), self._proof, stop, pause=of.pause, on_kill=on_kill)
+        reaped = end(attempt.top(stop.signal), self._proof, stop, pause=of.pause, on_kill=on_kill)
         for process, reason in reaped.spared:
             self._spare(process.id.pid, process.comm, reason)
 
