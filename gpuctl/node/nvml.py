@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar
 
 import pynvml
 
-from gpuctl.wire.samples import DeviceProcess, DeviceSample
+from gpuctl.wire.samples import DeviceProcess, DeviceSample, Xid
 
 T = TypeVar("T")
 
@@ -51,15 +51,19 @@ class Nvml:
         handles = {device.uuid: device.handle for device in self._started() if device.error is None}
         return {uuid: _used_mib(handles[uuid]) if uuid in handles else None for uuid in uuids}
 
-    def xids(self) -> List[int]:
-        """Xid events since the last call. The driver keeps them in the event set, so nobody needs to wait for them."""
-        found: List[int] = []
+    def xids(self) -> List[Xid]:
+        """Xids since the last call. The driver keeps them in the event set, so nobody needs to wait for them."""
+        found: List[Xid] = []
         while self._events is not None:
             event = _reading(lambda: pynvml.nvmlEventSetWait_v2(self._events, 0))
             if event is None:  # no more, or a driver that has none
                 break
-            found.append(int(event.eventData))
+            found.append(Xid(int(event.eventData), self._index_of(event.device)))
         return found
+
+    def _index_of(self, handle: Any) -> Optional[int]:
+        uuid = _reading(lambda: pynvml.nvmlDeviceGetUUID(handle))
+        return next((device.index for device in self._devices or [] if device.uuid == uuid), None)
 
     def _started(self) -> List[Device]:
         if self._devices is None:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 from gpuctl.node.clock import boottime, now
 from gpuctl.wire.nodespec import NodeSpec
-from gpuctl.wire.samples import DeviceSample, Sample
+from gpuctl.wire.samples import DeviceSample, Sample, Xid
 
 
 class Readings(Protocol):
@@ -29,7 +29,7 @@ class Readings(Protocol):
 
     def memory(self, uuids: Sequence[str]) -> Dict[str, Optional[int]]: ...
 
-    def xids(self) -> List[int]: ...
+    def xids(self) -> List[Xid]: ...
 
 
 def main() -> int:

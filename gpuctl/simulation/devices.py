@@ -112,7 +112,8 @@ class SimulatedGpus:
 
     def faults(self) -> Mapping[str, Any]:
         """`error`: the driver answers nothing but this; `hang_s`: it is silent for so long; `lost`: these GPUs are;
-        `outside_mib`: by index, memory that no visible process holds; `xids`: Xid events, one batch per new text."""
+        `outside_mib`: by index, memory that no visible process holds; `xids`: [number, index] of each, a batch
+        per new text."""
         text = _read(self.path("faults.json"))
         return json.loads(text) if text else {}
 

@@ -6,7 +6,7 @@ import time
 from typing import Dict, List, Optional, Sequence
 
 from gpuctl.simulation.devices import Holding, SimulatedGpus
-from gpuctl.wire.samples import DeviceProcess, DeviceSample
+from gpuctl.wire.samples import DeviceProcess, DeviceSample, Xid
 
 DRIVER = "simulated"
 
@@ -19,7 +19,7 @@ class SimulatedNvml:
 
     def __init__(self, folder: str) -> None:
         self._gpus = SimulatedGpus(folder)
-        self._told: List[int] = []
+        self._told: List[Xid] = []
         self.driver: Optional[str] = DRIVER
         self.error: Optional[str] = None
 
@@ -44,9 +44,9 @@ class SimulatedNvml:
             for uuid in uuids
         }
 
-    def xids(self) -> List[int]:
-        """Xid events since the last call."""
-        listed = [int(xid) for xid in self._gpus.faults().get("xids", [])]
+    def xids(self) -> List[Xid]:
+        """Xids since the last call."""
+        listed = [Xid(number, index) for number, index in self._gpus.faults().get("xids", [])]
         if listed == self._told:
             return []
         self._told = listed

@@ -40,6 +40,14 @@ class DeviceSample(Word):
 
 
 @dataclass(frozen=True)
+class Xid(Word):
+    """An error of a GPU, as the driver reports it: 31, 79, … (`gpuctl.watchdog.xids` says what they mean)."""
+
+    number: int
+    gpu: Optional[int] = None  # its index
+
+
+@dataclass(frozen=True)
 class Sample(Word):
     """`error` says why there are no devices (no driver, no library, the driver hangs)."""
 
@@ -48,6 +56,18 @@ class Sample(Word):
     devices: List[DeviceSample] = field(default_factory=list)
     driver: Optional[str] = None
     error: Optional[str] = None
-    xids: List[int] = field(default_factory=list)  # Xid events since the last sample
+    xids: List[Xid] = field(default_factory=list)  # since the last sample
 
-    NESTED: ClassVar[Mapping[str, Type[Word]]] = {"devices": DeviceSample}
+    NESTED: ClassVar[Mapping[str, Type[Word]]] = {"devices": DeviceSample, "xids": Xid}
+
+
+@dataclass(frozen=True)
+class TreeIo(Word):
+    """What the attempt's processes have read, written and computed in the `over_s` seconds before `mono_s`; through
+    pipes and from the page cache too."""
+
+    mono_s: float
+    over_s: float
+    read_bytes: int
+    written_bytes: int
+    cpu_s: Optional[float] = None

@@ -13,6 +13,7 @@ import pytest
 from gpuctl.simulation.devices import Context, DeviceFull, SimulatedGpus, resolved, visible
 from gpuctl.simulation.nvml import SimulatedNvml
 from gpuctl.wire.nodespec import NodeSpec, Simulate
+from gpuctl.wire.samples import Xid
 from tests.parts.gpus import holding, simulated_node
 from tests.waiting import wait_until
 
@@ -131,8 +132,8 @@ def test_power_tells_waiting_from_computing(gpus: SimulatedGpus) -> None:
 
 
 def test_memory_from_outside_shows_without_a_process(gpus: SimulatedGpus) -> None:
-    Path(gpus.path("faults.json")).write_text('{"outside_mib": {"0": 10758}, "xids": [31]}')
+    Path(gpus.path("faults.json")).write_text('{"outside_mib": {"0": 10758}, "xids": [[31, 1]]}')
     readings = SimulatedNvml(gpus.folder)
     device = readings.devices()[0]
     assert (device.memory_used_mib, device.processes) == (10758, [])
-    assert (readings.xids(), readings.xids()) == ([31], [])
+    assert (readings.xids(), readings.xids()) == ([Xid(31, 1)], [])
