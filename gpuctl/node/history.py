@@ -53,6 +53,8 @@ class Record:
                 params=dict(event.get("params", {})),
                 gpus_were_empty=event.get("gpus_were_empty", True),
                 requested=event.get("requested", False),
+                resumed_from=event.get("resumed_from"),
+                resumed_written=event.get("resumed_written"),
             )
         )
 

@@ -71,7 +71,7 @@ def script(spec: RunSpec, known: Mapping[str, Scalar], exported: Mapping[str, st
     """The shell text. Exports stand in it too, after the profile, which could set CUDA_VISIBLE_DEVICES otherwise."""
     command = braces.render(spec.command, known, quote=True)
     if resume:
-        command = f"{command} {resume}"
+        command = f"{command.rstrip()} {resume}"
     lines = [
         "set -e",
         "(set -o pipefail) 2>/dev/null && set -o pipefail",

@@ -17,6 +17,7 @@ from gpuctl.node.journal import read
 from gpuctl.node.keeper import start_supervisor
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import identity
+from gpuctl.node.outputs import check as check_outputs
 from gpuctl.node.placement import LAUNCH_FILE, Launch, life_of
 from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
 from gpuctl.node.telemetry import Telemetry
@@ -37,6 +38,7 @@ def start(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
     if not os.path.isdir(folder.path):
         state.ensure()
         _check(spec)
+        check_outputs(spec, shell.values(spec, spec.params, 1, 0, 0), state)
         warnings += _lingering()
         folder = _create(spec, node, state, warnings, force=bool(request.get("force")))
     _supervise(folder, dict(request.get("secrets") or {}))

@@ -28,6 +28,7 @@ from gpuctl.node.machine import Machine, identity
 from gpuctl.node.placement import Placement, read_launch, simulated_environment
 from gpuctl.node.processes import ProcessId, environ, signal
 from gpuctl.node.requests import Inbox, refusal_of
+from gpuctl.node.resuming import Resuming
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.watching import Eyes, keep_standing
 from gpuctl.watchdog.policy import decide
@@ -66,6 +67,7 @@ class Supervisor:
         self.eyes = Eyes(run, self.record, self.telemetry)
         self.cleaning = Cleaning(self)
         self.placement = Placement(self)
+        self.resuming = Resuming(self)
 
     # ── the life ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,7 +143,11 @@ class Supervisor:
                 f"`gpuctl relaunch {self.spec.run}` from a shell that has them hands them over",
             )
             return None
-        if not self.placement.take() or not self.cleaning.await_empty():
+        if not self.placement.take() or not self.cleaning.await_empty() or not self.resuming.choose():
+            return None
+        trouble = self.resuming.set_aside(relaunch)
+        if trouble is not None:
+            self.finish("blocked", trouble)
             return None
         number = self.record.number + 1
         set_aside(self.run, number)
@@ -164,6 +170,7 @@ class Supervisor:
             uuids=[device.uuid for device in self.placement.devices], model=model, total_mib=total_mib,
             gpus_were_empty=self.cleaning.were_empty, requested=bool(relaunch.get("requested")),
             code=shell.code_of(shell.workdir(self.spec, known)), machine=self.machine.to_json(),
+            **self.resuming.facts(),
         )  # fmt: skip
         faults.reach(self.state_dir, "attempt-journaled")
         self._let_go(self.record.keepers[:-1])
@@ -179,7 +186,7 @@ class Supervisor:
         exported.update(simulated_environment(self.node))
         script = os.path.join(folder.path, "job.sh")
         with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(shell.script(self.spec, known, exported, resume=None))
+            file.write(shell.script(self.spec, known, exported, resume=self.resuming.text(known)))
         with open(os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb"):
             pass  # so that it can be followed from its first byte
         keep_standing(folder.path, shell.workdir(self.spec, known), self._log_globs(known))
@@ -266,12 +273,15 @@ class Supervisor:
         elif request is not None and not ended_well:
             self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
         elif ending.incident is not None:
-            history = self.record.attempts
-            self.act(decide(ending.incident, self.spec, self.record.life.params, history), ending.incident)
+            self.act(self.decided(ending.incident), ending.incident)
         elif ended_well:
             self.finish("succeeded", "it exited with code 0")
         else:
             self.finish("lost", "it ended while nobody watched: its exit status can't be known")
+
+    def decided(self, incident: Incident) -> Action:
+        resumes = bool(self.resuming.candidates())
+        return decide(incident, self.spec, self.record.life.params, self.record.attempts, resumes=resumes)
 
     def act(self, action: Action, incident: Incident) -> None:
         if action.kind == "relaunch" and not self.spec.observe:
@@ -279,19 +289,21 @@ class Supervisor:
                 self.record.write("waiting", why=action.why, seconds=action.delay_s)
                 if not self.waited(action.delay_s, "waited to relaunch"):
                     return
-            self.record.write("relaunching", sync=True, params=action.params, why=action.why, env=action.env)
+            facts = {"params": action.params, "why": action.why, "env": action.env, **self.resuming.plan()}
+            self.record.write("relaunching", sync=True, **facts)
             faults.reach(self.state_dir, "relaunch-journaled")
         else:
             said = "" if incident.evidence else f". {incident.advice}"
             self.finish(action.state or "failed", action.why + said)
 
     def relaunch_as_asked(self, request: Request) -> None:
+        archived = self.resuming.plan()  # of what was written under the spec so far
         if request.spec is not None:
             self.spec = RunSpec.from_json({**request.spec, "run": self.spec.run})
             write_json(self.run.spec_file, self.spec.to_json())
         params = {**(self.spec.params if request.spec is not None else self.record.life.params), **request.params}
         why = f"asked for{f' by {request.by}' if request.by else ''}"
-        self.record.write("relaunching", sync=True, params=params, why=why, requested=True)
+        self.record.write("relaunching", sync=True, params=params, why=why, requested=True, **archived)
 
     def finish(self, state: str, why: str) -> None:
         """The run's last event. Its leases end with it."""

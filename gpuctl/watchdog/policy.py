@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from gpuctl.watchdog import budgets
 from gpuctl.watchdog.gpu_memory import held_by_others
 from gpuctl.watchdog.ladder import Exhausted, Seen, next_step
 from gpuctl.wire.incidents import Action, AttemptRecord, Incident
@@ -52,7 +53,7 @@ def decide(
 
     `resumes`: the next attempt would go on from a checkpoint.
     """
-    since = _since_request(history)
+    since = budgets.since_request(history)
     own = spec.policy.get(incident.cls)
     if own == "alert" or (own is None and not incident.fatal):
         return Action("alert", incident.advice or incident.cls, state="failed")
@@ -60,7 +61,11 @@ def decide(
         return _stop("failed", incident, "the job's `policy` says so")
     env = allocator_settings(spec, since)
     if isinstance(own, Relaunches):
-        return _again(incident, own, params, since, env=env, said=f"`policy` allows {own.relaunch} relaunches")
+        return _again(incident, spec, own, params, since, env=env, said=f"`policy` allows {own.relaunch} relaunches")
+    if since and budgets.spoils_checkpoint(since[-1]):
+        back = _from_the_one_before(incident, params, since, env=env, resumes=resumes)
+        if back is not None:
+            return back
     if incident.cls in GIVES_WAY + AT_LOAD:
         return _give_way(incident, spec, params, since, env=env, resumes=resumes)
     if incident.cls in HARMFUL:
@@ -69,6 +74,7 @@ def decide(
     if incident.cls in CURABLE:
         return _again(
             incident,
+            spec,
             spec.on_failure,
             params,
             since,
@@ -108,7 +114,7 @@ def _give_way(
     """GPU memory ran out: whose fault was it, and what is there to give way on?"""
     on_oom = spec.on_oom or OnOom()
     relaunched = sum(
-        1 for record in since if record.incident is not None and record.incident.cls in GIVES_WAY + AT_LOAD
+        1 for record in budgets.counted(spec, since) if record.incident is not None and record.incident.cls in GIVES_WAY + AT_LOAD
     )
     if spec.on_oom is None:
         return _stop("failed", incident, "the job has no `on_oom`, so nothing may be reduced")
@@ -155,8 +161,29 @@ def _give_way(
     return Action("relaunch", f"{_what(incident)}: {step.why}", params=step.params, env=env)
 
 
+def _from_the_one_before(
+    incident: Incident,
+    params: Mapping[str, Scalar],
+    since: Sequence[AttemptRecord],
+    *,
+    env: Dict[str, str],
+    resumes: bool,
+) -> Optional[Action]:
+    """The checkpoint that it went on from may be damaged: an earlier one is tried. None: the table decides."""
+    given_up = budgets.steps_back(since)
+    name = since[-1].resumed_from
+    if resumes and given_up <= budgets.MOST_STEPS_BACK:
+        why = f"{_what(incident)}, soon after it resumed from {name}: once more from the checkpoint before that"
+        return Action("relaunch", why, params=dict(params), env=env)
+    if incident.cls == "checkpoint_corrupt":
+        left = "none is left before it" if not resumes else f"{given_up} in a row could not be used"
+        return _stop("failed", incident, f"{name} can't be resumed from, and {left}; `gpuctl relaunch` begins anew")
+    return None
+
+
 def _again(
     incident: Incident,
+    spec: RunSpec,
     budget: Relaunches,
     params: Mapping[str, Scalar],
     since: Sequence[AttemptRecord],
@@ -165,18 +192,16 @@ def _again(
     said: str,
 ) -> Action:
     """The same once more, within a budget that counts this class only."""
-    tries = sum(1 for record in since if record.incident is not None and record.incident.cls == incident.cls)
+    past = budgets.counted(spec, since)
+    tries = sum(1 for record in past if record.incident is not None and record.incident.cls == incident.cls)
     if tries > budget.relaunch:
         return _stop("failed", incident, said)
-    delay = budget.backoff_s * 2 ** max(0, tries - 1)
+    vain = budgets.in_a_row(past)
+    if vain > max(budget.relaunch, budgets.MOST_IN_VAIN):
+        return _stop("failed", incident, f"{vain} attempts in a row got nowhere, each for another reason")
+    delay = budgets.pause_s(spec, budget, incident.cls, past)
     why = f"{_what(incident)}: try {tries + 1} of {budget.relaunch + 1}"
     return Action("relaunch", why, params=dict(params), env=env, delay_s=delay)
-
-
-def _since_request(history: Sequence[AttemptRecord]) -> List[AttemptRecord]:
-    """The attempts since a person last asked for one: budgets begin anew there."""
-    start = max((index for index, record in enumerate(history) if record.requested), default=0)
-    return list(history[start:])
 
 
 def _foreign(incident: Incident, since: Sequence[AttemptRecord]) -> Optional[str]:

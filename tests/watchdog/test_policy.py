@@ -132,8 +132,9 @@ def test_a_second_try_within_its_budget_with_growing_pauses() -> None:
     lost = _incident("nccl_timeout")
     spec = _spec(on_failure=Relaunches(2, 30.0))
     first = _decided(lost, spec)
-    assert (first.kind, first.params, first.delay_s) == ("relaunch", {"bs": 64}, 30.0)
-    assert _decided(lost, spec, _attempt(1, lost), _attempt(2, lost)).delay_s == 60.0
+    assert (first.kind, first.params) == ("relaunch", {"bs": 64})
+    assert 30.0 <= first.delay_s <= 37.5
+    assert 60.0 <= _decided(lost, spec, _attempt(1, lost), _attempt(2, lost)).delay_s <= 75.0
     assert _decided(lost, spec, *(_attempt(n, lost) for n in (1, 2, 3))).state == "failed"
     assert _decided(lost, _spec()).state == "failed"
 
@@ -156,7 +157,7 @@ def test_the_jobs_own_word_stands_above_the_table() -> None:
     assert _decided(oom, replace(GIVING, policy={"gpu_oom": "stop"})).kind == "stop"
     assert _decided(oom, replace(GIVING, policy={"gpu_oom": "alert"})).kind == "alert"
     stubborn = _spec(policy={"code_error": Relaunches(1, 5.0)})
-    assert _decided(_incident("code_error"), stubborn).delay_s == 5.0
+    assert 5.0 <= _decided(_incident("code_error"), stubborn).delay_s <= 6.25
 
 
 def test_a_finding_is_only_told() -> None:

@@ -1,0 +1,116 @@
+"""The supervisor's way from one attempt to the next: which checkpoint it goes on from, and what is set aside before."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
+
+from gpuctl.node import faults, outputs, shell
+from gpuctl.node.checkpoints import SETTLED_S, Checkpoint, checkpoints
+from gpuctl.node.folders import StateFolder
+from gpuctl.watchdog.budgets import since_request, spoiled
+from gpuctl.wire import braces
+from gpuctl.wire.runspec import Scalar
+
+if TYPE_CHECKING:
+    from gpuctl.node.supervisor import Supervisor
+
+
+class Resuming:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._of = supervisor
+        self._state = StateFolder(supervisor.node)
+        self.chosen: Optional[Checkpoint] = None  # what the attempt that begins goes on from
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def candidates(self) -> List[Checkpoint]:
+        """What the next attempt could go on from, the best first: written since the run began (unless it was launched
+        with --resume), and not given up."""
+        of = self._of
+        if of.spec.resume is None:
+            return []
+        since = None if of.spec.resume_older else _wall(of.record.life.created)
+        found = checkpoints(shell.workdir(of.spec, self._known()), self._patterns(), since=since)
+        given_up = spoiled(since_request(of.record.attempts))
+        return [each for each in found if each.key not in given_up]
+
+    def choose(self) -> bool:
+        """Settles on one for the attempt that begins. False: somebody asked for something else meanwhile."""
+        of = self._of
+        self.chosen = None
+        first = self.candidates()
+        if not first:
+            return True
+        young_s = SETTLED_S - (time.time() - first[0].written)
+        if young_s > 0:
+            if not of.waited(min(young_s, SETTLED_S), "waited for its checkpoint to be whole"):
+                return False
+            first = [each for each in self.candidates() if each in first]
+        self.chosen = first[0] if first else None
+        return True
+
+    def text(self, known: Mapping[str, Scalar]) -> Optional[str]:
+        """What to append to the command."""
+        if self.chosen is None or self._of.spec.resume is None:
+            return None
+        return braces.render(self._of.spec.resume.append, {**known, "latest": self.chosen.path}, quote=True)
+
+    def facts(self) -> Dict[str, Any]:
+        """What `attempt_started` says of it."""
+        if self.chosen is None:
+            return {}
+        return {"resumed_from": self.chosen.path, "resumed_written": self.chosen.written}
+
+    # ── outputs ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self) -> Dict[str, Any]:
+        """What `relaunching` says of the outputs that the attempt before it leaves; nothing is renamed yet."""
+        of = self._of
+        if of.spec.outputs.on_relaunch != "archive" or not of.record.number or of.spec.observe:
+            return {}
+        plan = outputs.plan(of.spec, self._known(), of.record.number, self._state)
+        for path, why in plan.stays.items():
+            of.record.write("note", text=f"{path} is not set aside: {why}")
+        if not plan.moves:
+            return {}
+        return {"archived": list(plan.moves.values()), "archived_from": list(plan.moves)}
+
+    def set_aside(self, relaunch: Mapping[str, Any]) -> Optional[str]:
+        """Does what the `relaunching` event says. Answers why it can't be done."""
+        of = self._of
+        moves = dict(zip(relaunch.get("archived_from") or [], relaunch.get("archived") or []))
+        if not moves:
+            return None
+        faults.reach(of.state_dir, "archiving")
+        try:
+            outputs.carry_out(moves, outputs.spared(shell.workdir(of.spec, self._known()), self._patterns()))
+        except OSError as error:
+            return f"its outputs can't be set aside: {error.strerror}: {error.filename}"
+        return None
+
+    def _patterns(self) -> Set[str]:
+        """`resume.when`, as each attempt's values fill it in."""
+        of = self._of
+        if of.spec.resume is None:
+            return set()
+        past = [(record.attempt, record.params) for record in of.record.attempts] or [(1, of.spec.params)]
+        return {
+            braces.render(of.spec.resume.when, {**self._known(), **params, "attempt": number}, quote=False)
+            for number, params in past
+        }
+
+    def _known(self) -> Dict[str, Scalar]:
+        """The values of the last attempt: what it wrote is named by them."""
+        of = self._of
+        started = of.record.started or {}
+        params = {**of.spec.params, **(started.get("params") or {})}
+        return shell.values(of.spec, params, max(1, of.record.number), len(started.get("gpus") or []), 0)
+
+
+def _wall(moment: Optional[str]) -> Optional[float]:
+    """A journal's time as seconds since the epoch, as files have it. Whole: file systems round down."""
+    if moment is None:
+        return None
+    return float(int(datetime.strptime(moment, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc).timestamp()))

@@ -1,0 +1,105 @@
+"""How often something may be tried again, how soon, and from where: what the past attempts leave over.
+
+Pure: the history is data. A person's relaunch begins every budget anew; so does, for a service, an hour of running.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import List, Optional, Sequence, Set, Tuple
+
+from gpuctl.wire.incidents import AttemptRecord
+from gpuctl.wire.runspec import Relaunches, RunSpec
+
+MIN_UPTIME_S = 60.0
+"""An attempt that fails sooner without any progress got nowhere: what it started from may be at fault."""
+RENEWED_AFTER_S = 3600.0
+"""A service that ran so long was well: what fails then is a new story."""
+MOST_IN_VAIN = 3
+"""Relaunches in a row that got nowhere, whatever each died of. A larger budget of the job's own is above it."""
+MOST_STEPS_BACK = 3
+"""Checkpoints in a row that are given up."""
+LONGEST_BACKOFF_S = 3600.0
+
+BLAMES_CHECKPOINT = ("code_error", "unknown", "device_assert", "cuda_illegal_access", "nan_loss", "thread_died")
+"""Classes that a damaged checkpoint can look like, where an attempt died of them soon after resuming."""
+
+
+def since_request(history: Sequence[AttemptRecord]) -> List[AttemptRecord]:
+    """The attempts since a person last asked for one."""
+    start = max((index for index, record in enumerate(history) if record.requested), default=0)
+    return list(history[start:])
+
+
+def counted(spec: RunSpec, history: Sequence[AttemptRecord]) -> List[AttemptRecord]:
+    """The attempts that budgets count."""
+    since = since_request(history)
+    if spec.type != "service":
+        return since
+    start = max((index for index, record in enumerate(since) if _ran_s(record) >= RENEWED_AFTER_S), default=0)
+    return since[start:]
+
+
+def _ran_s(record: AttemptRecord) -> float:
+    return max(0.0, (record.duration_s or 0.0) - (record.loading_s or 0.0))
+
+
+def in_vain(record: AttemptRecord) -> bool:
+    """Whether the attempt got nowhere: it never progressed, and died while loading or soon after its start."""
+    if record.progressed:
+        return False
+    return record.loading_s is None or (record.duration_s is not None and record.duration_s < MIN_UPTIME_S)
+
+
+def in_a_row(history: Sequence[AttemptRecord]) -> int:
+    """How many of the last attempts got nowhere."""
+    count = 0
+    for record in reversed(history):
+        if not in_vain(record):
+            break
+        count += 1
+    return count
+
+
+def pause_s(spec: RunSpec, budget: Relaunches, cls: str, history: Sequence[AttemptRecord]) -> float:
+    """The backoff: doubled for each failure of this class in a row that came within the minimum uptime, and up to a
+    quarter more, so that what failed together does not return together. The same run always waits the same."""
+    early = 0
+    for record in reversed(history):
+        short = record.duration_s is None or record.duration_s < MIN_UPTIME_S
+        if record.incident is None or record.incident.cls != cls or not short:
+            break
+        early += 1
+    pause = min(budget.backoff_s * 2.0 ** min(max(0, early - 1), 30), max(LONGEST_BACKOFF_S, budget.backoff_s))
+    return round(pause * jitter(f"{spec.run}/{len(history)}"), 3)
+
+
+def jitter(seed: str) -> float:
+    """From 1 to 1.25, by the seed alone: a replay decides as the run did."""
+    return 1 + (zlib.crc32(seed.encode()) % 1000) / 4000
+
+
+def spoils_checkpoint(record: AttemptRecord) -> bool:
+    """Whether the attempt's end speaks against the checkpoint that it went on from."""
+    if record.resumed_from is None or record.incident is None:
+        return False
+    if record.incident.cls == "checkpoint_corrupt":
+        return not record.progressed
+    soon = record.duration_s is not None and record.duration_s < MIN_UPTIME_S
+    return record.incident.cls in BLAMES_CHECKPOINT and soon and not record.progressed
+
+
+def spoiled(history: Sequence[AttemptRecord]) -> Set[Tuple[str, Optional[float]]]:
+    """The checkpoints (path, time) that no attempt should go on from any more."""
+    return {(record.resumed_from, record.resumed_written) for record in history
+            if record.resumed_from is not None and spoils_checkpoint(record)}  # fmt: skip
+
+
+def steps_back(history: Sequence[AttemptRecord]) -> int:
+    """How many of the last attempts were ended by the checkpoint that they went on from."""
+    count = 0
+    for record in reversed(history):
+        if not spoils_checkpoint(record):
+            break
+        count += 1
+    return count

@@ -1,0 +1,91 @@
+"""Which files are checkpoints to go on from: whole ones, the newest first."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gpuctl.node.checkpoints import checkpoints, looks_whole
+
+THEN = 1_700_000_000.0
+
+
+def _write(path: Path, data: bytes = b"weights", *, age_s: float = 0.0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, (THEN - age_s, THEN - age_s))
+    return path
+
+
+def _found(folder: Path, *patterns: str, since: float | None = None) -> list[str]:
+    return [os.path.relpath(each.path, folder) for each in checkpoints(str(folder), patterns, since=since)]
+
+
+def test_the_newest_first_and_only_those_since(tmp_path: Path) -> None:
+    for step, age in ((100, 30), (200, 20), (300, 10)):
+        _write(tmp_path / f"ckpt/step_{step}.pt", age_s=age)
+    assert _found(tmp_path, "ckpt/*.pt") == ["ckpt/step_300.pt", "ckpt/step_200.pt", "ckpt/step_100.pt"]
+    assert _found(tmp_path, "ckpt/*.pt", since=THEN - 20) == ["ckpt/step_300.pt", "ckpt/step_200.pt"]
+
+
+def test_of_one_time_the_higher_number_is_the_newer(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        _write(tmp_path / f"step_{step}.pt")
+    assert _found(tmp_path, "*.pt") == ["step_100.pt", "step_10.pt", "step_9.pt"]
+
+
+@pytest.mark.parametrize("name", ["step_2.pt.tmp", "step_2.pt.part", "tmp-step_2.pt", "step_2.pt.tmp.17", "step_2.pt~"])
+def test_names_that_say_unfinished(tmp_path: Path, name: str) -> None:
+    _write(tmp_path / name)
+    _write(tmp_path / "step_1.pt", age_s=9)
+    assert _found(tmp_path, "*step_*") == ["step_1.pt"]
+
+
+def test_an_empty_file_is_none(tmp_path: Path) -> None:
+    _write(tmp_path / "a.pt", b"")
+    assert _found(tmp_path, "*.pt") == []
+
+
+def test_a_folder_is_one_checkpoint_as_new_as_its_newest_file(tmp_path: Path) -> None:
+    _write(tmp_path / "checkpoint-500/model.bin", age_s=50)
+    _write(tmp_path / "checkpoint-500/trainer_state.json", age_s=5)
+    _write(tmp_path / "checkpoint-1000/model.bin", age_s=30)
+    (tmp_path / "checkpoint-2000").mkdir()
+    _write(tmp_path / "checkpoint-3000/model.bin.tmp")
+    found = checkpoints(str(tmp_path), ["checkpoint-*"])
+    assert [Path(each.path).name for each in found] == ["checkpoint-500", "checkpoint-1000"]
+    assert found[0].written == THEN - 5
+
+
+def test_a_cut_archive_is_passed_over(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "old.pt", "w") as archive:
+        archive.writestr("data.pkl", b"x" * 5000)
+    os.utime(tmp_path / "old.pt", (THEN - 60, THEN - 60))
+    _write(tmp_path / "new.pt", (tmp_path / "old.pt").read_bytes()[:3000])
+    assert _found(tmp_path, "*.pt") == ["old.pt"]
+
+
+def test_cut_safetensors(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(16)
+    path = tmp_path / "model.safetensors"
+    for data, expected in ((whole, True), (whole[:-1], False), (whole[:12], False), (whole[:4], False)):
+        path.write_bytes(data)
+        assert looks_whole(str(path)) is expected
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    folder = tmp_path / "a [b]*"
+    name = "step $(x) 'q' \n1.pt"
+    _write(folder / name)
+    assert _found(folder, "*.pt") == [name]
+
+
+def test_a_pattern_may_be_a_whole_path_or_go_deep(tmp_path: Path) -> None:
+    _write(tmp_path / "a/b/c.pt")
+    assert _found(tmp_path, str(tmp_path / "a/*/c.pt")) == ["a/b/c.pt"]
+    assert _found(tmp_path, "**/*.pt", "a/b/*.pt") == ["a/b/c.pt"]

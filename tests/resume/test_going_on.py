@@ -1,0 +1,109 @@
+"""A run goes on from its checkpoints, and its outputs are set aside, on a real node with simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from gpuctl.wire.runspec import OnOom, Outputs, Relaunches, Resume, RunSpec
+from tests.parts.node import TestNode
+
+RESUME = Resume("ckpt/*.pt", "--resume {latest}")
+LOST = "echo 'RuntimeError: NCCL communicator was aborted on rank 0. Original reason: watchdog timeout'; exit 1"
+
+
+def _job(sim: TestNode, script: str, **keys: Any) -> RunSpec:
+    """A shell script that finds the arguments that were appended in "$@"."""
+    path = sim.folder / "job.sh"
+    path.write_text(script)
+    (sim.folder / "ckpt").mkdir(exist_ok=True)
+    keys = {"gpus": 0, "resume": RESUME, "policy": {"unknown": Relaunches(3, 0.0)}, **keys}
+    return sim.job("sh job.sh\n", **keys)
+
+
+def _started(sim: TestNode) -> list[str | None]:
+    return [event.get("resumed_from") for event in sim.events(type="attempt_started")]
+
+
+def test_the_next_attempt_goes_on_from_the_newest_checkpoint(sim: TestNode) -> None:
+    (sim.folder / "ckpt").mkdir()
+    (sim.folder / "ckpt/from-before.pt").write_text("x")
+    os.utime(sim.folder / "ckpt/from-before.pt", (1e9, 1e9))
+    sim.start(_job(sim, 'echo "args: $*"; [ $# = 0 ] || exit 0; echo 1 >ckpt/1.pt; echo 2 >ckpt/2.pt.tmp; exit 1'))
+    assert sim.wait_over().state == "succeeded"
+    latest = str(sim.folder / "ckpt/1.pt")
+    assert _started(sim) == [None, latest]
+    assert sim.log(attempt=1) == "args: \n"
+    assert sim.log(attempt=2) == f"args: --resume {latest}\n"
+
+
+def test_an_older_one_only_where_the_launch_says_so(sim: TestNode) -> None:
+    spec = _job(sim, 'echo "args: $*"', resume_older=True)
+    (sim.folder / "ckpt/from-before.pt").write_text("x")
+    os.utime(sim.folder / "ckpt/from-before.pt", (1e9, 1e9))
+    sim.start(spec)
+    sim.wait_over()
+    assert _started(sim) == [str(sim.folder / "ckpt/from-before.pt")]
+
+
+def test_the_one_before_it_where_it_kills_the_attempt(sim: TestNode) -> None:
+    """The newest is damaged in a way that no look can tell."""
+    script = """
+    echo "args: $*"
+    case "$*" in
+        *2.pt) echo 'Traceback (most recent call last):'; echo 'ValueError: unexpected end of weights'; exit 1;;
+        *1.pt) exit 0;;
+    esac
+    echo 1 >ckpt/1.pt; sleep 0.05; echo 2 >ckpt/2.pt; exit 1
+    """
+    sim.start(_job(sim, script))
+    assert sim.wait_over().state == "succeeded", sim.events()
+    assert [path and Path(path).name for path in _started(sim)] == [None, "2.pt", "1.pt"]
+
+
+def test_other_values_and_a_checkpoint_are_for_a_person_to_decide(sim: TestNode) -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"
+    oom += " 95.59 GiB of which 3.05 GiB is free."
+    script = f'echo "args: $*"; [ {{}} = 1 ] && exit 0; echo 1 >ckpt/1.pt; echo "{oom}"; exit 1'
+    spec = _job(sim, script.replace("{}", "$1"), on_oom=OnOom(reduce=["n"]), params={"n": 2})
+    spec = RunSpec.from_json({**spec.to_json(), "command": "sh job.sh {n}"})
+    sim.start(spec)
+    life = sim.wait_over()
+    assert (life.state, life.attempt) == ("blocked", 1)
+    assert "resume_changed" in (life.why or "")
+    sim.ask("job-1", "relaunch", params={"n": 1})
+    assert sim.wait_state("succeeded").attempt == 2
+    assert sim.log(attempt=2) == f"args: 1 --resume {sim.folder}/ckpt/1.pt\n"
+
+
+def test_outputs_are_set_aside_but_for_the_checkpoints(sim: TestNode) -> None:
+    script = "mkdir -p out; ls out; echo $GPUCTL_ATTEMPT >out/result; echo c >out/$GPUCTL_ATTEMPT.pt; [ $# != 0 ]"
+    spec = _job(sim, script, outputs=Outputs(["out/"], "archive"), resume=Resume("out/*.pt", "--resume {latest}"))
+    sim.start(spec)
+    assert sim.wait_over().state == "succeeded"
+    (relaunching,) = sim.events(type="relaunching")
+    assert relaunching["archived"] == [str(sim.folder / "out.attempt-1")]
+    assert sorted(os.listdir(sim.folder / "out.attempt-1")) == ["result"]
+    assert sorted(os.listdir(sim.folder / "out")) == ["1.pt", "2.pt", "result"]
+    assert sim.log(attempt=2) == "1.pt\n"
+    sim.call("remove", runs=["job-1"], archives=True)
+    assert not (sim.folder / "out.attempt-1").exists()
+    assert (sim.folder / "out/result").read_text() == "2\n"
+
+
+def test_a_supervisor_that_dies_before_it_has_renamed(sim: TestNode) -> None:
+    script = "mkdir -p out; ls out; echo x >out/result; [ $GPUCTL_ATTEMPT = 2 ]"
+    sim.fault("archiving")
+    sim.start(_job(sim, script, outputs=Outputs(["out"], "archive"), resume=None))
+    assert sim.wait_over().state == "succeeded"
+    assert os.listdir(sim.folder / "out.attempt-1") == ["result"]
+    assert sim.log(attempt=2) == ""
+
+
+def test_a_launch_that_would_rename_anothers_outputs_is_refused(sim: TestNode) -> None:
+    sim.start(sim.job("sleep 60", "first-1", gpus=0, outputs=Outputs(["out"], "keep")))
+    answer = sim.start(sim.job("true", "second-1", gpus=0, outputs=Outputs(["out"], "archive")))
+    assert answer["error"]["code"] == 5
+    assert "first-1" in answer["error"]["what"]
+    assert "second-1" not in sim.ps()
