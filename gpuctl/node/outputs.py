@@ -1,8 +1,8 @@
 """What a job wrote is set aside before the next attempt: renamed beside itself (`outputs.attempt-1`), never deleted.
 
-First the journal says what goes where (`relaunching`: `archived`), then it is renamed; doing it twice does no harm. What
-`resume.when` matches stays. Links are renamed as links, never followed; a path that another live run names is left
-alone, and a launch that would clash so is refused.
+First the journal says what goes where (`relaunching`: `archived`), then it is renamed; doing it twice does no harm.
+What `resume.when` matches stays. Links are renamed as links, never followed; a path that another live run names is
+left alone, and a launch that would clash so is refused.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ def _give_way(
     """GPU memory ran out: whose fault was it, and what is there to give way on?"""
     on_oom = spec.on_oom or OnOom()
     relaunched = sum(
-        1 for record in budgets.counted(spec, since) if record.incident is not None and record.incident.cls in GIVES_WAY + AT_LOAD
+        1
+        for record in budgets.counted(spec, since)
+        if record.incident is not None and record.incident.cls in GIVES_WAY + AT_LOAD
     )
     if spec.on_oom is None:
         return _stop("failed", incident, "the job has no `on_oom`, so nothing may be reduced")
