@@ -21,9 +21,10 @@ from gpuctl.watchdog.advice import advise
 from gpuctl.watchdog.lines import Line, LineReader
 from gpuctl.watchdog.reading import Clue, Reading, line_reader
 from gpuctl.watchdog.signatures import Weight
+from gpuctl.watchdog.vitals import Recovered, Vitals
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import Watch
-from gpuctl.wire.samples import Sample
+from gpuctl.wire.samples import Sample, TreeIo
 
 QUIET_S = 10.0  # without progress after a thread's death, at least
 QUIET_RANK_S = 30.0  # after a rank's exception: it may still write a checkpoint or be caught
@@ -103,6 +104,7 @@ class Judge:
         self._said_loading = False
         self._moves: Deque[float] = deque(maxlen=_PACE)
         self._told: Set[str] = set()
+        self._vitals = Vitals(watch, type)
         self._facts = machine.Facts()
         self._heard = 0.0
 
@@ -123,7 +125,9 @@ class Judge:
             reader = self._readers[source] = line_reader()
         reader.whole = bool(self._waited_for())
         self._heard = at
-        return self._read(reader.feed(data), source, at)
+        lines = reader.feed(data)
+        self._vitals.heard(lines, source, at)
+        return self._read(lines, source, at)
 
     def truncated(self, source: str) -> None:
         """The file was cut or replaced: its half line is no beginning of what comes next."""
@@ -133,16 +137,30 @@ class Judge:
     def sample(self, sample: Sample) -> None:
         self._start(sample.mono_s)
         self.last_sample = sample
+        self._vitals.sample(sample)
         self._facts.hear(sample, self.reading.moves)
 
     def fact(self, evidence: Evidence) -> None:
         """What the machine says: the kernel, the driver, a disk (`gpuctl.watchdog.facts`)."""
         self._facts.add(evidence, self.reading.moves)
 
+    def io(self, io: TreeIo) -> None:
+        """What the attempt's processes read and wrote. Worth looking for only where it is quiet: see `quiet_s`."""
+        self._vitals.io(io)
+
+    def quiet_s(self, at: float) -> float:
+        """How long there was neither output nor progress."""
+        return self._vitals.quiet_s(at)
+
+    def recovered(self) -> List[Recovered]:
+        """Findings of `tick` that hold no more, each once."""
+        return self._vitals.recovered()
+
     def tick(self, at: float) -> List[Incident]:
         """What has become certain by now. Each is answered once; `fatal` ones ask for the attempt's end."""
         self._start(at)
         found = [self._late(at), self._dead(at), self._fading(), *self._facts.news(at, self._heard)]
+        found += self._vitals.look(at, phase=self.phase, usual_s=self._usual_s)
         return [incident for incident in found if incident is not None]
 
     def exited(self, exit: Exit, at: float, facts: Sequence[Evidence] = ()) -> Optional[Incident]:
@@ -210,6 +228,8 @@ class Judge:
             self._note_phase(line.text, bool(counter and not counter.loading), bool(stated), at, notices)
         if self.reading.moves > before:
             self._moves.append(at)
+            if self._ready:
+                self._vitals.moved(at)
         if progress is not None:
             self.progressed = True
             notices.append(progress)
@@ -285,10 +305,14 @@ class Judge:
 
     def _patience(self, clue: Clue, moved: int) -> float:
         """How long without a move is a standstill: longer for work that went on a while, which may only pause."""
-        times = list(self._moves)
-        usual = median(times[at] - times[at - 1] for at in range(1, len(times))) if len(times) > 2 else 0.0
         least = QUIET_S if clue.scope == "thread" and not moved else QUIET_RANK_S
-        return max(least, QUIET_INTERVALS * usual)
+        return max(least, QUIET_INTERVALS * self._usual_s)
+
+    @property
+    def _usual_s(self) -> float:
+        """Between two moves."""
+        times = list(self._moves)
+        return median(times[at] - times[at - 1] for at in range(1, len(times))) if len(times) > 2 else 0.0
 
     def _fading(self) -> Optional[Incident]:
         """A finding about a job that goes on: a NaN loss, a GPU that reports faults."""
