@@ -25,6 +25,7 @@ COMMANDS = {
     "relaunch": "End the current attempt and start the next, with new values.",
     "attach": "Look at a run's tmux view.",
     "explain": "Say why a run or a log failed, and what to do about it.",
+    "history": "Show past runs: what fitted, what did not, what failures cost.",
     "gpus": "Show each GPU's memory, power and users.",
     "clean": "End orphans of our runs that still use a node's GPUs.",
     "nodes": "Show the inventory's nodes.",

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuctl.store.migrations import migrate
 from gpuctl.store.places import state_folder
+from gpuctl.wire.replies import RunRow
 
 _FILE = "store.sqlite"
 _PATIENCE_S = 5.0  # two gpuctl at once write in turn
@@ -83,6 +84,11 @@ class Store:
             "SELECT node FROM launched WHERE run = ? UNION ALL SELECT node FROM seen WHERE run = ?", (run, run)
         ).fetchone()
         return found[0] if found else None
+
+    def seen_on(self, node: str) -> list[RunRow]:
+        """What the node last said of its runs."""
+        found = self._db.execute("SELECT row FROM seen WHERE node = ? ORDER BY run", (node,))
+        return [RunRow.from_json(json.loads(row)) for (row,) in found]
 
     def runs_starting(self, begun: str) -> list[str]:
         """For completion."""
