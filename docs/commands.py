@@ -111,15 +111,15 @@ is `null` where nothing failed. Logs need not come from gpuctl.
     "history": """\
 What fitted stands with the memory that its fullest GPU used; what failed, with its class. Only the parameters that
 differ between a job's attempts are shown. It is read from the nodes'
-[ledgers](architecture.md#the-ladder-and-the-ledger), which outlive the runs' folders. An attempt that began on GPUs that
-others used, and a job without GPUs, are not in it.
+[ledgers](architecture.md#the-ladder-and-the-ledger), which outlive the runs' folders. An attempt that began on GPUs
+that others used, and a job without GPUs, are not in it.
 
 `--json` prints `{"runs", "values", "gpu_hours", "gpu_hours_lost", "cost_lost"}`. A run has `{"run", "job", "node",
-"state", "created", "ended", "why", "by", "removed", "attempts", "gpu_hours", "gpu_hours_lost", "cost", "cost_lost"}`, an
-attempt `{"attempt", "params", "fitted", "class", "exit_code", "peak_mib", "total_mib", "loading_s", "duration_s", "time",
-"model", "gpus", "gpu_hours"}`. `values` has, for each job template, GPU model and number of GPUs, what `fitted` and what
-`failed` for want of memory. Hours lost are those of attempts that ended in a failure. Of a node that can't be reached,
-the runs that were seen before are shown, without attempts.
+"state", "created", "ended", "why", "by", "removed", "attempts", "gpu_hours", "gpu_hours_lost", "cost", "cost_lost"}`,
+an attempt `{"attempt", "params", "fitted", "class", "exit_code", "peak_mib", "total_mib", "loading_s", "duration_s",
+"time", "model", "gpus", "gpu_hours"}`. `values` has, for each job template, GPU model and number of GPUs, what
+`fitted` and what `failed` for want of memory. Hours lost are those of attempts that ended in a failure. Of a node
+that can't be reached, the runs that were seen before are shown, without attempts.
 """,
     "gpus": """\
 Memory is NVML's second version of the reading, which is 0 on an empty GPU. A dash is a reading that the GPU did not
