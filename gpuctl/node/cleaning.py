@@ -55,12 +55,13 @@ class Cleaning:
             self._note_exit(exit)
         of.record.write("cleaning", gpus=[device.index for device in of.placement.devices])
         grace = request.grace_s if request is not None and request.grace_s is not None else of.spec.stop.grace_s
-        self._end(attempt, Stop(of.spec.stop.signal, grace), "of this run, which is being ended")
+        if request is not None or not of.spec.observe:
+            self._end(attempt, Stop(of.spec.stop.signal, grace), "of this run, which is being ended")
         if exit is None:
             self._note_exit(attempt.wait_exit(of.pause))
         faults.reach(of.state_dir, "cleaned")
         if of.placement.devices:
-            self._report(self._wait_empty(EMPTY_DEADLINE_S))
+            self._report(self._wait_empty(1.0 if of.spec.observe else EMPTY_DEADLINE_S))
 
     def await_empty(self) -> bool:
         """Before an attempt: its GPUs hold nothing. Waits as `on_busy` says; False: the run has ended instead, or is

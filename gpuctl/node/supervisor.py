@@ -21,19 +21,21 @@ from gpuctl.node.attempt import Attempt, NotStarted, Starting, set_aside
 from gpuctl.node.callback import call_back
 from gpuctl.node.cleaning import Cleaning
 from gpuctl.node.clock import boottime
-from gpuctl.node.folders import RunFolder, StateFolder, write_json
+from gpuctl.node.folders import RunFolder, StateFolder
 from gpuctl.node.history import Record
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
+from gpuctl.node.outputs import paths_of
 from gpuctl.node.placement import Placement, read_launch, simulated_environment
 from gpuctl.node.processes import ProcessId, environ, signal
 from gpuctl.node.requests import Inbox, refusal_of
 from gpuctl.node.resuming import Resuming
+from gpuctl.node.settling import Settling
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.watching import Eyes, keep_standing
-from gpuctl.watchdog.policy import decide
+from gpuctl.node.witness import Witness
 from gpuctl.wire import braces
-from gpuctl.wire.incidents import Action, Exit, Incident
+from gpuctl.wire.incidents import Exit, Incident
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import RunSpec
@@ -68,6 +70,7 @@ class Supervisor:
         self.cleaning = Cleaning(self)
         self.placement = Placement(self)
         self.resuming = Resuming(self)
+        self.settling = Settling(self)
 
     # ── the life ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,7 +88,7 @@ class Supervisor:
             if attempt is not None:
                 ending = self.watch(attempt)
                 self.cleaning.clean_up(attempt, ending.request, ending.exit)
-                self.settle(attempt, ending)
+                self.settling.settle(ending)
                 attempt = None
         self.close()
 
@@ -132,7 +135,7 @@ class Supervisor:
             self.finish("killed", "killed on request before the attempt began")
             return None
         if request is not None:
-            self.relaunch_as_asked(request)
+            self.settling.relaunch_as_asked(request)
         relaunch = self.record.relaunch or {}
         params = dict(relaunch.get("params", self.record.life.params or self.spec.params))
         missing = [name for name in self.spec.secrets if name not in (self.secrets or {})]
@@ -204,7 +207,9 @@ class Supervisor:
         spec = self.spec
         known = shell.values(spec, self.record.life.params or spec.params, attempt.number, 0, 0)
         uuids = [device.uuid for device in self.placement.devices]
-        self.eyes.open(attempt, spec, shell.workdir(spec, known), self._log_globs(known), uuids)
+        workdir = shell.workdir(spec, known)
+        witness = Witness(attempt, [workdir, *paths_of(spec, known)], shared=spec.share)
+        self.eyes.open(attempt, spec, workdir, self._log_globs(known), uuids, witness=witness)
         self.cleaning.open(attempt)
 
     def _log_globs(self, known: Mapping[str, Any]) -> List[str]:
@@ -215,6 +220,7 @@ class Supervisor:
         if self.record.exited is not None or self.record.asked is not None:
             return self._ending_from_journal(attempt)
         started = (self.record.started or {}).get("mono_s", boottime())
+        told: List[Incident] = []  # a limit that was passed stays passed
         while True:
             incidents = self.eyes.look(LOOK_S)
             exit = attempt.exit_soon(time.sleep, LOOK_S)
@@ -228,9 +234,10 @@ class Supervisor:
                 incidents.append(_timeout(self.spec.timeout_s))
             if self.record.journal.short_of_room or self.eyes.no_room:
                 incidents.append(_disk_full(self.run.path))
-            for incident in incidents:
+            for incident in [each for each in incidents if each not in told]:
+                told.append(incident)
                 self.record.write("incident", **incident.to_event())
-                if incident.fatal and not self.spec.observe:
+                if incident.fatal and self.settling.ends(incident):
                     return Ending(incident=incident)
 
     def _exited(self, attempt: Attempt, exit: Exit) -> Ending:
@@ -262,49 +269,6 @@ class Supervisor:
 
     # ── what to do then ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, attempt: Attempt, ending: Ending) -> None:
-        """After the clean-up: the run ends, or a `relaunching` event says how it goes on."""
-        self.eyes.close()
-        request, self.request = ending.request or self.request, None
-        exit = ending.exit
-        ended_well = exit is not None and exit.exit_code == 0 and ending.incident is None
-        if request is not None and request.kind == "relaunch":
-            self.relaunch_as_asked(request)
-        elif request is not None and not ended_well:
-            self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
-        elif ending.incident is not None:
-            self.act(self.decided(ending.incident), ending.incident)
-        elif ended_well:
-            self.finish("succeeded", "it exited with code 0")
-        else:
-            self.finish("lost", "it ended while nobody watched: its exit status can't be known")
-
-    def decided(self, incident: Incident) -> Action:
-        resumes = bool(self.resuming.candidates())
-        return decide(incident, self.spec, self.record.life.params, self.record.attempts, resumes=resumes)
-
-    def act(self, action: Action, incident: Incident) -> None:
-        if action.kind == "relaunch" and not self.spec.observe:
-            if action.delay_s > 0:
-                self.record.write("waiting", why=action.why, seconds=action.delay_s)
-                if not self.waited(action.delay_s, "waited to relaunch"):
-                    return
-            facts = {"params": action.params, "why": action.why, "env": action.env, **self.resuming.plan()}
-            self.record.write("relaunching", sync=True, **facts)
-            faults.reach(self.state_dir, "relaunch-journaled")
-        else:
-            said = "" if incident.evidence else f". {incident.advice}"
-            self.finish(action.state or "failed", action.why + said)
-
-    def relaunch_as_asked(self, request: Request) -> None:
-        archived = self.resuming.plan()  # of what was written under the spec so far
-        if request.spec is not None:
-            self.spec = RunSpec.from_json({**request.spec, "run": self.spec.run})
-            write_json(self.run.spec_file, self.spec.to_json())
-        params = {**(self.spec.params if request.spec is not None else self.record.life.params), **request.params}
-        why = f"asked for{f' by {request.by}' if request.by else ''}"
-        self.record.write("relaunching", sync=True, params=params, why=why, requested=True, **archived)
-
     def finish(self, state: str, why: str) -> None:
         """The run's last event. Its leases end with it."""
         faults.reach(self.state_dir, "finish")
@@ -325,7 +289,7 @@ class Supervisor:
         request, self.request = self.request, None
         if request is None or request.kind != "relaunch":
             return False
-        self.relaunch_as_asked(request)
+        self.settling.relaunch_as_asked(request)
         return True
 
     # ── requests and waiting ────────────────────────────────────────────────────────────────────────────────────
@@ -370,7 +334,7 @@ class Supervisor:
         if request.kind == "kill":
             self.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''} while it {doing}")
         else:
-            self.relaunch_as_asked(request)
+            self.settling.relaunch_as_asked(request)
 
     def close(self) -> None:
         if self.telemetry is not None:

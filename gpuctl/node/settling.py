@@ -1,0 +1,89 @@
+"""The supervisor's answer to an attempt's end: the run ends, or a `relaunching` event says how it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuctl.node import faults
+from gpuctl.node.folders import write_json
+from gpuctl.watchdog.policy import decide
+from gpuctl.wire.incidents import Action, Incident
+from gpuctl.wire.requests import Request
+from gpuctl.wire.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from gpuctl.node.supervisor import Ending, Supervisor
+
+
+class Settling:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._of = supervisor
+
+    def ends(self, incident: Incident) -> bool:
+        """Whether a fatal incident of a living attempt ends it. Where the job only observes, or its policy is to
+        alert, it is told what would be done."""
+        of = self._of
+        if of.spec.observe:
+            action = self.decided(incident)
+            of.record.write("note", text=f"observed only; it would be ended now, and then: {_in_words(action)}")
+            return False
+        return of.spec.policy.get(incident.cls) != "alert"
+
+    def settle(self, ending: Ending) -> None:
+        """After the clean-up."""
+        of = self._of
+        of.eyes.close()
+        request, of.request = ending.request or of.request, None
+        exit = ending.exit
+        ended_well = exit is not None and exit.exit_code == 0 and ending.incident is None
+        if request is not None and request.kind == "relaunch":
+            self.relaunch_as_asked(request)
+        elif request is not None and not ended_well:
+            of.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
+        elif ending.incident is not None:
+            self._act(self.decided(ending.incident), ending.incident)
+        elif ended_well:
+            of.finish("succeeded", "it exited with code 0")
+        else:
+            of.finish("lost", "it ended while nobody watched: its exit status can't be known")
+
+    def decided(self, incident: Incident) -> Action:
+        of = self._of
+        resumes = bool(of.resuming.candidates())
+        return decide(incident, of.spec, of.record.life.params, of.record.attempts, resumes=resumes)
+
+    def _act(self, action: Action, incident: Incident) -> None:
+        of = self._of
+        if action.kind != "relaunch":
+            said = "" if incident.evidence else f". {incident.advice}"
+            of.finish(action.state or "failed", action.why + said)
+            return
+        if of.spec.observe:
+            of.finish("failed", f"observed only; otherwise: {_in_words(action)}")
+            return
+        if action.delay_s > 0:
+            of.record.write("waiting", why=action.why, seconds=action.delay_s)
+            if not of.waited(action.delay_s, "waited to relaunch"):
+                return
+        facts = {"params": action.params, "why": action.why, "env": action.env, **of.resuming.plan()}
+        of.record.write("relaunching", sync=True, **facts)
+        faults.reach(of.state_dir, "relaunch-journaled")
+
+    def relaunch_as_asked(self, request: Request) -> None:
+        """A person's word: other values, or a whole other spec, and budgets anew."""
+        of = self._of
+        archived = of.resuming.plan()  # of what was written under the spec so far
+        if request.spec is not None:
+            of.spec = RunSpec.from_json({**request.spec, "run": of.spec.run})
+            write_json(of.run.spec_file, of.spec.to_json())
+        params = {**(of.spec.params if request.spec is not None else of.record.life.params), **request.params}
+        why = f"asked for{f' by {request.by}' if request.by else ''}"
+        of.record.write("relaunching", sync=True, params=params, why=why, requested=True, **archived)
+
+
+def _in_words(action: Action) -> str:
+    """What would be done, in one line."""
+    if action.kind != "relaunch":
+        return f"{action.state or 'failed'}: {action.why}"
+    values = " ".join(f"{name}={value}" for name, value in action.params.items())
+    return f"relaunched{f' with {values}' if values else ''}: {action.why}"
