@@ -8,7 +8,7 @@ taken where a run has been quiet for a while.
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 
 from gpuctl.node.processes import ProcessId, alive, children
 from gpuctl.wire.samples import TreeIo
@@ -25,10 +25,11 @@ class Counts(NamedTuple):
 
 
 class Tree:
-    """Below these roots, which are not counted themselves (a keeper)."""
+    """An attempt's: what is below its keeper, and its first process with what is below that, should the keeper die."""
 
-    def __init__(self, roots: Sequence[ProcessId]) -> None:
-        self._roots = list(roots)
+    def __init__(self, keeper: Optional[ProcessId], job: Optional[ProcessId] = None) -> None:
+        self._keeper = keeper
+        self._job = job
         self._before: Dict[ProcessId, Counts] = {}
         self._at: Optional[float] = None
 
@@ -58,7 +59,9 @@ class Tree:
         self._before, self._at = {}, None
 
     def _counts(self) -> Iterator[Tuple[ProcessId, Counts]]:
-        waiting = [child for root in self._roots if alive(root) for child in children(root.pid)]
+        waiting = children(self._keeper.pid) if self._keeper is not None and alive(self._keeper) else []
+        if self._job is not None and self._job.pid not in waiting and alive(self._job):
+            waiting.append(self._job.pid)
         seen = set(waiting)
         while waiting:
             pid = waiting.pop()

@@ -151,6 +151,9 @@ def endings_need_progress(job: Job) -> Iterator[Problem]:
         finding = getattr(job.watch, key)
         if finding is not None and finding.action != "alert" and job.watch.progress is None:
             yield ("watch", key, "action"), f"{finding.action} needs watch.progress: without it only alert is possible"
+    for cls in ("stalled", "low_power"):
+        if job.policy.get(cls, "alert") != "alert" and job.watch.progress is None:
+            yield ("policy", cls), "needs watch.progress: without it only alert is possible"
 
 
 CHECKS: Iterable[tuple[tuple[str, ...], Callable[[Job], Iterator[Problem]]]] = (
@@ -163,5 +166,5 @@ CHECKS: Iterable[tuple[tuple[str, ...], Callable[[Job], Iterator[Problem]]]] = (
     (("params", "on_oom", "command", "workdir", "env", "outputs", "watch", "resume"), reduced_params_are_used),
     (("params", "on_oom"), ladder_can_go_down),
     (("outputs", "on_oom"), outputs_say_what_happens),
-    (("watch",), endings_need_progress),
+    (("watch", "policy"), endings_need_progress),
 )

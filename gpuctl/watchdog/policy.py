@@ -7,13 +7,15 @@ starts before the GPUs are empty, is the supervisor's business.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from gpuctl.watchdog import budgets
 from gpuctl.watchdog.gpu_memory import held_by_others
 from gpuctl.watchdog.ladder import Exhausted, Seen, next_step
+from gpuctl.watchdog.vitals import LOW_POWER, STALL
 from gpuctl.wire.incidents import Action, AttemptRecord, Incident
-from gpuctl.wire.runspec import OnOom, Relaunches, RunSpec, Scalar
+from gpuctl.wire.runspec import Finding, OnOom, Relaunches, RunSpec, Scalar, Watch
 
 GIVES_WAY = ("gpu_oom", "gpu_oom_fragmentation")
 AT_LOAD = ("gpu_oom_at_load", "kv_cache_too_small")
@@ -27,6 +29,8 @@ CURABLE = (
     "unknown",
 )
 """What a second try may cure: `on_failure` is about these."""
+STALLED_RELAUNCHES = 3
+"""How often `action: relaunch` of a finding relaunches, where `on_failure` says nothing."""
 HARMFUL: Mapping[str, Tuple[str, str]] = {
     "xid_hw": ("blocked", "the GPU reports a hardware fault: once it is reset or replaced, `gpuctl relaunch` goes on"),
     "driver_hung": ("blocked", "the driver does not answer: once the node is well again, `gpuctl relaunch` goes on"),
@@ -71,6 +75,9 @@ def decide(
     if incident.cls in HARMFUL:
         state, why = HARMFUL[incident.cls]
         return _stop(state, incident, why)
+    finding = {"stalled": spec.watch.stall, "low_power": spec.watch.low_power}.get(incident.cls)
+    if finding is not None:
+        return _as_watched(incident, finding, spec, params, since, env=env)
     if incident.cls in CURABLE:
         return _again(
             incident,
@@ -84,6 +91,21 @@ def decide(
             else "nothing says that a second try may help (`on_failure: {relaunch: 1}`)",
         )
     return _stop("failed", incident, "a second try would fail in the same way")
+
+
+def watch_of(spec: RunSpec) -> Watch:
+    """What to look at, with what `policy` says of its findings above what they say themselves."""
+    watch, policy = spec.watch, spec.policy
+    if "stalled" in policy:
+        watch = replace(watch, stall=replace(watch.stall or STALL, action=_finding_action(policy["stalled"])))
+    if "low_power" in policy:
+        low_power = replace(watch.low_power or LOW_POWER, action=_finding_action(policy["low_power"]))
+        watch = replace(watch, low_power=low_power)
+    return watch
+
+
+def _finding_action(own: Union[str, Relaunches]) -> str:
+    return "relaunch" if isinstance(own, Relaunches) else "kill" if own == "stop" else "alert"
 
 
 def allocator_settings(spec: RunSpec, history: Sequence[AttemptRecord]) -> Dict[str, str]:
@@ -100,6 +122,22 @@ def allocator_settings(spec: RunSpec, history: Sequence[AttemptRecord]) -> Dict[
         elif _OLD_SETTING in text:
             found["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:512"
     return {name: value for name, value in found.items() if name not in spec.env}
+
+
+def _as_watched(
+    incident: Incident,
+    finding: Finding,
+    spec: RunSpec,
+    params: Mapping[str, Scalar],
+    since: Sequence[AttemptRecord],
+    *,
+    env: Dict[str, str],
+) -> Action:
+    """A living attempt that was ended for what its detector found."""
+    if finding.action != "relaunch":
+        return _stop("failed", incident, "ended, as `watch` says")
+    budget = spec.on_failure if spec.on_failure.relaunch else replace(spec.on_failure, relaunch=STALLED_RELAUNCHES)
+    return _again(incident, spec, budget, params, since, env=env, said=f"it was relaunched {budget.relaunch} times")
 
 
 def _give_way(

@@ -65,12 +65,8 @@ class Stall:
         if io.cpu_s is not None and io.cpu_s > BUSY_CORES * io.over_s and not self.power.sampled:
             self.alive("computing", io.mono_s)
 
-    def look(self, at: float, *, begun: bool, usual_s: float, certain: bool) -> Optional[Incident]:
-        """The finding, once, until it is over.
-
-        `begun`: the job is past loading. `usual_s`: between two moves of its work. `certain`: its progress is known, so
-        that its end may be asked for.
-        """
+    def look(self, at: float, *, begun: bool, usual_s: float) -> Optional[Incident]:
+        """The finding, once, until it is over. `begun`: the job is past loading. `usual_s`: between two moves of it."""
         self._mind_gap(at)
         if not begun:
             self.alive("loading", at)
@@ -88,7 +84,7 @@ class Stall:
             return None
         self._told = since
         known = (idle is not None or not self.power.sampled) and self._io is not None and self._io.mono_s > since
-        return self._incident(at, at - since, fatal=self.setting.action != "alert" and certain and known, known=known)
+        return self._incident(at, at - since, known=known)
 
     def recovered(self) -> Optional[str]:
         """In words, once, when it is over."""
@@ -111,7 +107,7 @@ class Stall:
             self._told = self._told + gap if self._told is not None else None
         self._looked = at
 
-    def _incident(self, at: float, quiet_s: float, *, fatal: bool, known: bool) -> Incident:
+    def _incident(self, at: float, quiet_s: float, *, known: bool) -> Incident:
         ages = ", ".join(f"{sign} {at - last:.0f} s ago" for sign, last in sorted(self._last.items()))
         draws = self.power.draws()
         evidence = [Evidence("stalled", f"last signs of life: {ages}", source="watch")]
@@ -120,7 +116,7 @@ class Stall:
         said = f"For {quiet_s:.0f} s it gave no sign of life: no output, no progress, no I/O of its processes"
         said += ", and its GPUs draw no more than an open context does." if draws else "."
         unknown = "" if known else " Its power or I/O can't be read, so it is only told: nothing is ended for it."
-        found = Incident("stalled", fatal, "train", evidence)
+        found = Incident("stalled", known and self.setting.action != "alert", "train", evidence)
         suspect = _absent(draws)
         return replace(found, gpu=suspect, advice=f"{said}{unknown} {_where_to_look(draws, suspect)}")
 

@@ -6,7 +6,7 @@ The detectors are `stall` and `power`. Where the job file says nothing, both sti
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import List
+from typing import Any, Dict, List
 
 from gpuctl.watchdog.lines import Line
 from gpuctl.watchdog.power import LowPower
@@ -26,6 +26,10 @@ class Recovered:
 
     cls: str
     why: str
+
+    def to_event(self) -> Dict[str, Any]:
+        """The fields of its `recovered` event."""
+        return {"class": self.cls, "why": self.why}
 
 
 class Vitals:
@@ -62,13 +66,16 @@ class Vitals:
         return self.stall.quiet_s(at)
 
     def look(self, at: float, *, phase: str, usual_s: float) -> List[Incident]:
-        """What has become certain by now, each once. `usual_s`: between two moves of the work, 0 where not known."""
-        low = self.low_power.incident()
-        quiet = None
+        """What has become certain by now, each once; fatal only where the job's progress is known for sure.
+
+        `usual_s`: between two moves of the work, 0 where not known.
+        """
+        certain = self._progressed and self._watch.progress is not None
+        low, quiet = self.low_power.incident(), None
         if not self._serves:
-            begun, certain = self._begun(phase), self._progressed and self._watch.progress is not None
-            quiet = self.stall.look(at, begun=begun, usual_s=usual_s, certain=certain)
-        return [replace(found, phase=phase) for found in (quiet, low) if found is not None]
+            quiet = self.stall.look(at, begun=self._begun(phase), usual_s=usual_s)
+        found = [incident for incident in (quiet, low) if incident is not None]
+        return [replace(incident, phase=phase, fatal=incident.fatal and certain) for incident in found]
 
     def recovered(self) -> List[Recovered]:
         found = (("stalled", self.stall.recovered()), ("low_power", self.low_power.recovered()))

@@ -128,6 +128,12 @@ def _incident(life: Life, event: Event) -> Life:
     return replace(life, incident=facts)
 
 
+def _recovered(life: Life, event: Event) -> Life:
+    """What was told of a living attempt and holds no more is no incident of it."""
+    over = life.incident is not None and life.incident.get("class") == event.get("class")
+    return replace(life, incident=None) if over else life
+
+
 def _waiting(life: Life, event: Event) -> Life:
     return replace(life, why=event.get("why"))
 
@@ -147,6 +153,7 @@ _LEARN = {
     "attempt_started": _attempt_started,
     "progress": _progress,
     "incident": _incident,
+    "recovered": _recovered,
     "waiting": _waiting,
     "relaunching": _relaunching,
     "run_finished": _finished,

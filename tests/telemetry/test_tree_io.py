@@ -52,14 +52,14 @@ def seen(tree: Tree, wanted: str, least: float) -> TreeIo:
 
 
 def test_the_first_look_says_nothing() -> None:
-    tree = Tree([me()])
+    tree = Tree(me())
     assert tree.look(boottime()) is None
     tree.forget()
     assert tree.look(boottime()) is None
 
 
 def test_what_grandchildren_write_counts() -> None:
-    tree = Tree([me()])
+    tree = Tree(me())
     tree.look(1.0)
     with running(BELOW):
         written = seen(tree, "written_bytes", MIB)
@@ -75,7 +75,7 @@ def test_what_an_ended_child_did_is_not_forgotten() -> None:
 
 
 def test_computing() -> None:
-    tree = Tree([me()])
+    tree = Tree(me())
     tree.look(boottime())
     with running("while True: pass"):
         busy = seen(tree, "cpu_s", 0.01)
@@ -83,9 +83,21 @@ def test_computing() -> None:
 
 
 def test_roots_that_are_gone_have_no_tree() -> None:
-    tree = Tree([ProcessId(os.getpid(), 1)])
+    tree = Tree(ProcessId(os.getpid(), 1))
     tree.look(1.0)
     assert tree.look(2.0) == TreeIo(2.0, 1.0, 0, 0, 0.0)
+
+
+def test_where_the_keeper_is_gone_the_job_is_the_top() -> None:
+    with running("import sys; sys.stdin.readline(); print(end='.' * 5_000_000); sys.stdin.read()") as process:
+        found = find(process.pid)
+        assert found is not None
+        assert process.stdin is not None
+        tree = Tree(ProcessId(os.getpid(), 1), found.id)
+        tree.look(boottime())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert seen(tree, "written_bytes", MIB).written_bytes >= MIB
 
 
 def test_a_process_that_is_gone() -> None:

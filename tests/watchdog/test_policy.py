@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpuctl.watchdog.policy import HARMFUL, decide
+from gpuctl.watchdog.policy import HARMFUL, decide, watch_of
 from gpuctl.wire.incidents import Action, AttemptRecord, Evidence, Incident
 from gpuctl.wire.names import FailureClass
-from gpuctl.wire.runspec import OnOom, Relaunches, Resume, RunSpec
+from gpuctl.wire.runspec import Finding, OnOom, Relaunches, Resume, RunSpec, Watch
 
 GIB = 1 << 30
 SETTING = "try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
@@ -118,14 +118,20 @@ def test_late_with_nothing_to_resume_from() -> None:
     spec = _spec(on_oom=OnOom(reduce=["bs"], max_lost_s=3600.0))
     late = _attempt(1, _incident(), duration_s=9000.0, progressed=True)
     assert _decided(_incident(), spec, late).state == "blocked"
-    resuming = replace(spec, resume=Resume("*.pt", "--resume {latest}"))
-    assert _decided(_incident(), resuming, late).kind == "relaunch"
+    resuming = _spec(
+        on_oom=OnOom(reduce=["bs"], max_lost_s=3600.0, resume_changed=True), resume=Resume("*.pt", "--resume {latest}")
+    )
+    assert _decided(_incident(), resuming, late).state == "blocked", "no checkpoint was written yet"
+    assert _decided(_incident(), resuming, late, resumes=True).kind == "relaunch"
 
 
 def test_a_checkpoint_is_not_resumed_with_another_batch_unless_the_job_says_so() -> None:
     assert _decided(_incident(), GIVING, resumes=True).state == "blocked"
     fine = _spec(on_oom=OnOom(reduce=["bs"], resume_changed=True))
     assert _decided(_incident(), fine, resumes=True).kind == "relaunch"
+    kept = _spec(on_oom=OnOom(reduce=["bs"], keep_product=["bs", "acc"]), params={"bs": 64, "acc": 1})
+    action = decide(_incident(), kept, kept.params, [_attempt(1, _incident())], resumes=True)
+    assert action.params == {"bs": 32, "acc": 2}, "a step is as large as before"
 
 
 def test_a_second_try_within_its_budget_with_growing_pauses() -> None:
@@ -162,3 +168,28 @@ def test_the_jobs_own_word_stands_above_the_table() -> None:
 
 def test_a_finding_is_only_told() -> None:
     assert _decided(_incident("nan_loss", fatal=False), GIVING).kind == "alert"
+
+
+# ── findings about a living attempt ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stalled_attempt_ends_as_watch_says() -> None:
+    stalled = _incident("stalled")
+    killed = _decided(stalled, _spec(watch=Watch(stall=Finding(60.0, "kill"))))
+    assert (killed.kind, killed.state) == ("stop", "failed")
+    again = _spec(watch=Watch(stall=Finding(60.0, "relaunch")))
+    assert _decided(stalled, again).kind == "relaunch"
+    assert _decided(stalled, again).params == {"bs": 64}, "unchanged"
+    past = [_attempt(number, stalled, progressed=True) for number in range(1, 5)]
+    assert _decided(stalled, again, *past).kind == "stop", "not for ever"
+    once = replace(again, on_failure=Relaunches(1, 0.0))
+    assert _decided(stalled, once, *past[:2]).kind == "stop", "on_failure is the budget where there is one"
+
+
+@pytest.mark.parametrize(("own", "action"), [("alert", "alert"), ("stop", "kill"), (Relaunches(2, 1.0), "relaunch")])
+def test_policy_stands_above_what_watch_says_of_findings(own: Any, action: str) -> None:
+    spec = _spec(policy={"stalled": own, "low_power": own}, watch=Watch(stall=Finding(60.0, "relaunch")))
+    watch = watch_of(spec)
+    assert watch.stall is not None and watch.low_power is not None
+    assert (watch.stall.for_s, watch.stall.action, watch.low_power.action) == (60.0, action, action)
+    assert watch_of(_spec()) == Watch()
