@@ -6,11 +6,10 @@ Everything that the supervisor waits for goes through `look`, so that logs are r
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal as signals
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Union
 
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
@@ -18,10 +17,12 @@ from gpuctl.node.folders import RunFolder, write_json
 from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.history import Record
 from gpuctl.node.processes import descriptor
+from gpuctl.node.room import has_room
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.waiter import Waiter
+from gpuctl.node.witness import Witness, keep
 from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready, TooSlow
-from gpuctl.wire.incidents import Exit, Incident
+from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.samples import Sample
 
@@ -31,7 +32,6 @@ PACE_S = 0.5  # between two looks at logs that grow all the time; an exit is see
 ROOM_S = 5.0
 LINE_CHARACTERS = 200
 MATCH_S = 0.2
-ENOUGH_BYTES = 1 << 20
 STANDING = "standing.json"
 
 
@@ -50,6 +50,7 @@ class Eyes:
         self._judge: Optional[Judge] = None
         self._follower: Optional[Follower] = None
         self._uuids: List[str] = []
+        self._witness: Optional[Witness] = None
         self._watched: Set[str] = set()
         self._next_sample = 0.0
         self._next_room = 0.0
@@ -58,7 +59,9 @@ class Eyes:
         self._unwritten: Optional[Progress] = None
         self._job: Optional[int] = None  # a pidfd, until it has told of the job's end
 
-    def open(self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str]) -> None:
+    def open(
+        self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str], *, witness: Witness
+    ) -> None:
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
         must know what the old one knew, and journal none of it twice."""
         self._judge = Judge(spec.watch, type=spec.type, guard=time_limit)
@@ -68,6 +71,7 @@ class Eyes:
         if globs:
             self._follower.add_globs(workdir, globs, read_standing(attempt))
         self._uuids = uuids
+        self._witness = witness
         self.peak_mib, self.loaded_mib = {}, None
         self._unwritten, self._last_progress = None, 0.0
         self._watch(attempt.folder.path)  # its log grows there
@@ -93,6 +97,8 @@ class Eyes:
         if now >= self._next_room:
             self._next_room = now + ROOM_S
             self.no_room = not has_room(self.run.path)
+        if self._witness is not None:
+            self._tell(self._witness.look(now))
         return list(self._judge.tick(now))
 
     def verdict(self, exit: Exit) -> Optional[Incident]:
@@ -100,11 +106,17 @@ class Eyes:
         assert self._judge is not None
         self._read(scan=True)
         self._flush_progress()
+        if exit.exit_code != 0 and self._witness is not None:
+            self._sample()  # an Xid that came with the end is in it
+            self._tell(self._witness.at_exit(exit, boottime()))
         return self._judge.exited(exit, boottime())
 
     def close(self) -> None:
         """Stops following the attempt."""
         self._flush_progress()
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
         if self._follower is not None:
             self._follower.close()
         for path in self._watched:
@@ -134,6 +146,18 @@ class Eyes:
             xids=sample.xids,
         )  # fmt: skip
         self._judge.sample(self.last_sample)
+        if self._witness is not None:
+            self._witness.know(devices)
+            self._tell(self._witness.xids(sample.xids, sample.mono_s))
+
+    def _tell(self, facts: Sequence[Evidence]) -> None:
+        """What the machine says, to the judge; an Xid to the journal too."""
+        assert self._judge is not None
+        for fact in facts:
+            self._judge.fact(fact)
+            if fact.xid is not None:
+                about: Dict[str, Any] = {"class": fact.cls, "gpu": fact.gpu, "pid": fact.pid, "source": fact.source}
+                self.record.write("xid", xid=fact.xid, **about, text=fact.text)
 
     def _read(self, *, quietly: bool = False, scan: bool = False) -> None:
         if self._follower is None or self._judge is None:
@@ -205,27 +229,11 @@ def time_limit(seconds: float = MATCH_S) -> Iterator[None]:
         signals.signal(signals.SIGALRM, before)
 
 
-def has_room(folder: str) -> bool:
-    """Whether a little can still be written there. Tried only where little is left: root may use what is reserved."""
-    try:
-        disk = os.statvfs(folder)
-        if disk.f_bavail * disk.f_frsize > ENOUGH_BYTES:
-            return True
-        path = os.path.join(folder, ".room")
-        try:
-            with open(path, "wb", buffering=0) as probe:
-                probe.write(b"\0" * 4096)
-                os.fsync(probe.fileno())
-        finally:
-            os.unlink(path)
-    except OSError as error:
-        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
-    return True
-
-
 def keep_standing(attempt_dir: str, workdir: str, globs: Sequence[str]) -> None:
-    """Notes where the job's own log files end before the attempt starts: what stood there is not this attempt's."""
+    """Notes, before the attempt starts, where the job's own log files end and what the kernel has counted: what stood
+    there is not this attempt's."""
     marks = standing(workdir, globs) if globs else {}
+    keep(attempt_dir)
     write_json(os.path.join(attempt_dir, STANDING), {path: mark.to_json() for path, mark in marks.items()})
 
 

@@ -29,6 +29,7 @@ class Evidence(Word):
     thread: Optional[str] = None  # the thread that died of it
     frame: Optional[str] = None  # the innermost frame of the job's own code, "file:line"
     pid: Optional[int] = None  # of the process that it tells of, where who says it knows
+    xid: Optional[int] = None  # the driver's number for an error of the GPU
 
 
 @dataclass(frozen=True)
