@@ -13,6 +13,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from gpuctl.watchdog import budgets
 from gpuctl.watchdog.gpu_memory import held_by_others
 from gpuctl.watchdog.ladder import Exhausted, Seen, next_step
+from gpuctl.watchdog.stated import as_stated
 from gpuctl.watchdog.vitals import LOW_POWER, STALL
 from gpuctl.wire.incidents import Action, AttemptRecord, Incident
 from gpuctl.wire.runspec import Finding, OnOom, Relaunches, RunSpec, Scalar, Watch
@@ -172,7 +173,7 @@ def _give_way(
         return Action(
             "relaunch", f"much was reserved but unused: unchanged, with {names}", params=dict(params), env=env
         )
-    lost = _too_much_lost(on_oom, spec, since)
+    lost = _too_much_lost(on_oom, since, resumes=resumes)
     if lost:
         return _stop("blocked", incident, lost)
     if _same_request(since):
@@ -189,16 +190,29 @@ def _give_way(
             "it ran out while loading, which no smaller batch changes (`on_oom.at_load` names what would)",
         )
     seen = Seen([record.params for record in since if _counts(record)], loading_s=_loading_s(since))
-    step = next_step(on_oom, params, seen, reduce=reduce)
+    stated = as_stated(incident, on_oom, params, seen, reduce) if incident.cls in AT_LOAD else None
+    step = stated or next_step(on_oom, params, seen, reduce=reduce)
     if isinstance(step, Exhausted):
         return _stop("blocked", incident, step.why)
-    if resumes and not on_oom.resume_changed:
+    if resumes and not on_oom.resume_changed and not _keeps_product(on_oom, params, step.params):
         return _stop(
             "blocked", incident,
             "it would resume from a checkpoint with changed values, which breaks schedules and step counts silently "
-            "(`on_oom: {resume_changed: true}` if that is fine)",
+            f"({_changes(params, step.params)}; `on_oom: {{resume_changed: true}}` if that is fine; `gpuctl relaunch "
+            f"{spec.run} --set …` does so this once)",
         )  # fmt: skip
     return Action("relaunch", f"{_what(incident)}: {step.why}", params=step.params, env=env)
+
+
+def _keeps_product(on_oom: OnOom, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> bool:
+    """Whether only factors of a product that stays change: then a step is as large as before, and schedules hold."""
+    return bool(on_oom.keep_product) and all(
+        name in on_oom.keep_product for name in after if after[name] != before.get(name)
+    )
+
+
+def _changes(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> str:
+    return ", ".join(f"{name} {before.get(name)} → {after[name]}" for name in after if after[name] != before.get(name))
 
 
 def _from_the_one_before(
@@ -269,9 +283,9 @@ def _new_setting(incident: Incident, spec: RunSpec, since: Sequence[AttemptRecor
     return allocator_settings(spec, since) != allocator_settings(spec, since[:-1])
 
 
-def _too_much_lost(on_oom: OnOom, spec: RunSpec, since: Sequence[AttemptRecord]) -> Optional[str]:
+def _too_much_lost(on_oom: OnOom, since: Sequence[AttemptRecord], *, resumes: bool) -> Optional[str]:
     """Late, with nothing to resume from: a leak or one long sample, which the next attempt would meet as late."""
-    if on_oom.max_lost_s is None or spec.resume is not None or not since:
+    if on_oom.max_lost_s is None or resumes or not since:
         return None
     last = since[-1]
     if last.duration_s is None or not last.progressed or last.duration_s <= on_oom.max_lost_s:
