@@ -31,6 +31,7 @@ class Caller:
         self._bundle = bundle
         self._sending = asyncio.Lock()
         self._sent = 0  # how often: a bundle may be removed while we live
+        self.reached = False  # whether a process was ever started there: before that, nothing can have been asked
 
     @property
     def bundle(self) -> Bundle:
@@ -77,6 +78,7 @@ class Caller:
         async def begin() -> Conversation:
             argv = [self.python, "-I", "-c", BOOT, self.node.spec().state_dir, self.bundle.digest, verb]
             process = await self.transport.start(argv)
+            self.reached = True
             where = self.transport.where
             begun = Conversation(process, request, where=where, verb=verb, keepalive=keepalive, silent=silent)
             await begun.begin()

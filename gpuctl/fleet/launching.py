@@ -43,6 +43,10 @@ async def _asked(agent: Agent, rendered: Rendered, force: bool) -> Started:
 
 
 async def _settled(agent: Agent, run: str, asked: asyncio.Future[Started]) -> LaunchInterrupted:
+    if not agent.reached:
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        return LaunchInterrupted(run, None, known=True)
     try:
         return LaunchInterrupted(run, await asyncio.wait_for(asked, _SETTLE_S), known=True)
     except (GpuctlError, TimeoutError):

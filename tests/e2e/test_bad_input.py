@@ -1,4 +1,4 @@
-"""Broken files, hostile words, unfit nodes: one message that names the place, the right exit code, never a traceback."""
+"""Broken files, hostile words, unfit nodes: one message that names the place, an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -13,19 +13,7 @@ from tests.e2e.site import Site
 from tests.parts.sshd import Sshd, generate_key
 from tests.parts.words import HOSTILE_WORDS
 
-READERS = (
-    ["ps"],
-    ["ps", "--node"],
-    ["tail"],
-    ["events"],
-    ["wait"],
-    ["kill"],
-    ["relaunch"],
-    ["rm"],
-    ["gpus"],
-    ["clean"],
-)
-PRINTABLE = [word for word in HOSTILE_WORDS if "\udc80" not in word]
+READERS = (["ps", "--"], ["ps", "--node"], ["tail", "--"], ["kill", "--"])
 
 
 @pytest.fixture
@@ -36,10 +24,10 @@ def refusing() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-@pytest.mark.parametrize("word", ["", "../../etc", "a\nb", "$(touch gotcha)", "\x1b[31mred", "grüße 🚀", "-x", "*"])
+@pytest.mark.parametrize("word", ["", "../../etc", "a\nb", "$(touch gotcha)", "\x1b[31mgrüße 🚀"])
 def test_hostile_names_of_runs_and_nodes(word: str, site: Site) -> None:
-    for command in READERS[:4]:
-        done = site(*command, "--", word, code=None) if command[-1] != "--node" else site(*command, word, code=None)
+    for command in READERS:
+        done = site(*command, word, code=None)
         assert done.code in (2, 3), (command, done)
         assert done.out == ""
         assert done.err.startswith("gpuctl: ")
@@ -51,7 +39,7 @@ def test_hostile_names_of_runs_and_nodes(word: str, site: Site) -> None:
     [
         ("", [r"job\.yaml.*name", r"job\.yaml.*command"]),
         ("name: x\n\tcommand: y\n", [r"job\.yaml:2: "]),
-        ("- a\n- b\n", [r"job\.yaml:1: "]),
+        ("- a\n- b\n", [r"job\.yaml: expected the keys"]),
         ("name: x\ncommand: 'true'\nname: y\n", [r"job\.yaml:3: name"]),
         ("name: x\ncomand: y\ngpus: -1\ntimeout: soon\n", [r":2: comand", r":3: gpus", r":4: timeout"]),
         ("name: UPPER case\ncommand: 'true'\n", [r":1: name"]),
@@ -106,22 +94,14 @@ def test_an_unreachable_node_is_exit_4_after_the_others_rows(far: Site, refusing
     far.inventory.write_text(f"{far.inventory.read_text()}  {entry}\n")
     run = far.run_of("true", node="gpu1")
     far.await_end(run)
-    for words in (
-        ["ps", "--json"],
-        ["gpus", "gpu1", "dead", "--json"],
-        ["exec", "gpu1", "dead", "--json", "--", "true"],
-    ):
-        done = far(*words, code=4)
+    for words in (["ps"], ["gpus", "gpu1", "dead"], ["exec", "gpu1", "dead", "--", "true"]):
+        done = far(words[0], "--json", *words[1:], code=4)
         assert done.json(), words
         assert "dead" in done.err
     assert far("tail", run).out == "", "a run whose node is known needs no other"
-    for words in (
-        ["launch", "--on", "dead", "--", "true"],
-        ["clean", "dead"],
-        ["cp", "dead:/x", "y"],
-        ["doctor", "dead"],
-    ):
-        assert "dead" in far(*words, code=4).err + far(*words, code=4).out
+    for words in (["launch", "--on", "dead", "--", "true"], ["clean", "dead"], ["cp", "dead:/x", "y"]):
+        assert "dead" in far(*words, code=4).err
+    assert "FAIL" in far("doctor", "dead", code=4).out
 
 
 def test_a_node_without_python_says_so(far: Site) -> None:
@@ -182,11 +162,17 @@ def test_a_journal_with_half_a_line_and_a_stray_folder_hide_no_run(site: Site) -
     assert site("tail", "stray-abc123", code=None).code in (2, 3)
 
 
-@pytest.mark.parametrize("word", PRINTABLE[:12])
-def test_hostile_values_of_set_and_env(word: str, site: Site) -> None:
-    if "\n" in word:
-        pytest.skip("a line of its own")
-    site.job("name: v\nnode: sim\ngpus: 0\nparams: {p: x}\ncommand: printf '%s' {p}\n")
-    done = site("launch", "job.yaml", "--set", f"p={word}", "--dry-run", code=None)
-    assert done.code in (0, 2)
-    assert (site.work / "gotcha").exists() is False
+def test_hostile_values_arrive_as_they_are(site: Site) -> None:
+    """All but what YAML takes for nothing, which a parameter can't be."""
+    words = {f"p{at}": word for at, word in enumerate(HOSTILE_WORDS) if word not in ("~", "null", "\udc80")}
+    params = "\n".join(f"  {name}: x" for name in words)
+    command = " ".join(f"{{{name}}}" for name in words)
+    site.job(f"name: v\nnode: sim\ngpus: 0\nparams:\n{params}\ncommand: printf '%s\\0' {command}\n")
+    sets = [word for name, value in words.items() for word in ("--set", f"{name}={value}")]
+    answer = site("launch", "job.yaml", "--json", *sets).json()
+    site.await_end(answer["run"])
+    found = site.log(answer["run"]).decode().split("\0")[:-1]
+    for name, word, value in zip(words, words.values(), found, strict=True):
+        given = answer["params"][name]
+        assert value == word or not isinstance(given, str), (name, word, value)
+    assert not (site.work / "gotcha").exists()

@@ -36,7 +36,7 @@ def _connected(pid: int) -> bool:
 
 
 def test_launch_where_nothing_was_started_says_so(site: Site) -> None:
-    """A host that takes the connection and says nothing: the launch hangs before it has asked for anything."""
+    """A host that takes the connection and says nothing: the launch has not asked for anything, and ends at once."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         entry = f"address: 127.0.0.1, port: {port}, connect_timeout: 60, ssh_config: /dev/null"
@@ -44,9 +44,9 @@ def test_launch_where_nothing_was_started_says_so(site: Site) -> None:
         with site.following("launch", "--on", "mute", "--gpus", "0", "--", "true") as follower:
             silent.accept()
             follower.interrupt()
-            follower.ended(130, within_s=40)
+            follower.ended(130, within_s=10)
     assert follower.out == b""
-    assert "nothing was started" in follower.err or "may have been started" in follower.err
+    assert "nothing was started" in follower.err
 
 
 def test_kill_left_by_ctrl_c_stands(site: Site) -> None:
