@@ -12,6 +12,7 @@ from gpuctl.spec.document import Key, Place
 from gpuctl.spec.fields import shown
 from gpuctl.spec.job import Job
 from gpuctl.spec.nearest import suggestion
+from gpuctl.spec.sections import OnOom
 from gpuctl.spec.shelltext import SimpleCommand, in_background, simple_commands
 from gpuctl.wire import braces
 
@@ -85,6 +86,9 @@ def ladder_names_params(job: Job) -> Iterator[Problem]:
     """What gives way is a number, and giving way must change something."""
     if job.on_oom is None:
         return
+    giving = _giving(job.on_oom)
+    if not giving:
+        yield ("on_oom", "reduce"), "is missing; expected the parameter that gives way, or several in their order"
     for key in ("reduce", "keep_product", "at_load"):
         names: list[str] = getattr(job.on_oom, key)
         for name in names:
@@ -96,9 +100,14 @@ def ladder_names_params(job: Job) -> Iterator[Problem]:
         yield ("on_oom", "keep_product"), "expected two parameters or more, whose product stays the same"
     for key in ("known_good", "floor", "multiple_of", "values"):
         for name in getattr(job.on_oom, key):
-            if name not in job.on_oom.reduce:
-                hint = suggestion(name, job.on_oom.reduce, kind="reduce names")
+            if name not in giving:
+                hint = suggestion(name, giving, kind="what gives way is")
                 yield ("on_oom", key, name), f"{name} does not give way; {hint}"
+
+
+def _giving(on_oom: OnOom) -> list[str]:
+    """Every parameter that may give way, each once."""
+    return list(dict.fromkeys([*on_oom.reduce, *on_oom.at_load]))
 
 
 def _unfit_param(job: Job, name: str) -> Iterator[str]:
@@ -114,16 +123,17 @@ def reduced_params_are_used(job: Job) -> Iterator[Problem]:
     if job.on_oom is None:
         return
     used = {name for template in job.templates() for name in braces.names(template.text)}
-    for name in job.on_oom.reduce:
+    for name in _giving(job.on_oom):
         if name not in used and not any(_unfit_param(job, name)):
-            yield ("on_oom", "reduce"), f"{name} stands nowhere: write {{{name}}} in command, or nothing would change"
+            key = "reduce" if name in job.on_oom.reduce else "at_load"
+            yield ("on_oom", key), f"{name} stands nowhere: write {{{name}}} in command, or nothing would change"
 
 
 def ladder_can_go_down(job: Job) -> Iterator[Problem]:
     """Each value is above its floor and its multiple, before anything has failed."""
     if job.on_oom is None:
         return
-    for name in job.on_oom.reduce:
+    for name in _giving(job.on_oom):
         value = job.params.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue

@@ -55,7 +55,7 @@ class Stop(Section):
 class OnOom(Section):
     """What gives way when GPU memory runs out."""
 
-    reduce: Annotated[Texts, Field(min_length=1)]
+    reduce: Annotated[Texts, Field(min_length=1)] = Field(default_factory=list)
     """the parameter, or several in the order in which to give way"""
     known_good: Annotated[dict[ParamName, Number], *_numbers_by_name({"type": "number"}, "a number")] = Field(
         default_factory=dict
@@ -97,7 +97,8 @@ class OnOom(Section):
         """
         if not isinstance(data, dict):
             return data
-        names = [data["reduce"]] if isinstance(data.get("reduce"), str) else data.get("reduce")
+        given = data.get("reduce", data.get("at_load"))
+        names = [given] if isinstance(given, str) else given
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return data
         plain = ["floor", "multiple_of", *(["known_good", "values"] if len(names) == 1 else [])]

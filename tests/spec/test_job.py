@@ -113,7 +113,7 @@ ONE_FAULT = [
     ("share: on", "share: expected true or false, got text 'on'"),
     ("share: 1", "share: expected true or false, got 1"),
     ("on_oom: batch_size", "on_oom: expected a mapping (key: value), got text 'batch_size'"),
-    ("on_oom: {}", "on_oom.reduce: is missing; expected the parameter, or several in the order in which to give way"),
+    ("on_oom: {}", "on_oom.reduce: is missing; expected the parameter that gives way, or several in their order"),
     ("on_failure: {relaunch: many}", "on_failure.relaunch: expected a whole number, got text 'many'"),
     ("on_failure: {relaunch: -1}", "on_failure.relaunch: expected a number at least 0, got -1"),
     ("policy: {nan_los: stop}", "policy.nan_los: expected one of gpu_oom"),
@@ -164,7 +164,7 @@ LADDER = "name: small\ncommand: train {bs} {lr} {name}\nparams: {bs: 64, lr: 0.1
         ("{reduce: [bs, bs]}", "reduce: names one parameter twice: bs, bs"),
         ("{reduce: 5}", "reduce: expected a text or a list of texts, got 5"),
         ("{reduce: bs, floor: 65}", "floor: 65 is above bs, which is 64"),
-        ("{reduce: bs, floor: {lr: 1}}", "floor.lr: lr does not give way; reduce names: bs"),
+        ("{reduce: bs, floor: {lr: 1}}", "floor.lr: lr does not give way; what gives way is: bs"),
         ("{reduce: bs, floor: low}", "floor: expected a number for each parameter ({batch_size: …}), got text 'low'"),
         ("{reduce: bs, floor: 4, known_good: 2}", "known_good: 2 is below the floor of bs, 4"),
         ("{reduce: [bs, lr], known_good: 2}", "known_good: expected a number for each parameter"),
@@ -265,3 +265,18 @@ def test_a_misspelt_key_does_not_bring_forth_faults_of_what_it_would_have_said(t
 )
 def test_the_jobs_that_ship_load(path: Path) -> None:
     assert load_job(path).name == path.stem
+
+
+def test_what_gives_way_at_load_alone(tmp_path: Path) -> None:
+    text = """
+name: serve
+command: vllm serve --max-model-len {max_model_len}
+params: {max_model_len: 131072}
+type: service
+on_oom: {at_load: max_model_len, floor: 4096, multiple_of: 16}
+"""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    on_oom = load_job(path).on_oom
+    assert on_oom is not None
+    assert (on_oom.reduce, on_oom.at_load, on_oom.floor) == ([], ["max_model_len"], {"max_model_len": 4096})
