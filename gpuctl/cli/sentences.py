@@ -169,6 +169,10 @@ def _spared(event: Event) -> str:
     return f"{event.get('name')} (pid {event.get('pid')}): {event.get('why')}"
 
 
+def _xid(event: Event) -> str:
+    return f"GPU {event.get('gpu')}, told by {event.get('source')}: {event.get('text')}"
+
+
 def _empty(event: Event) -> str:
     ghost = "; utilisation lingers" if event.get("ghost_utilisation") else ""
     return f"verified after {duration(event.get('after_s'))}{ghost}"
@@ -210,6 +214,7 @@ _TELL: Mapping[str, Callable[[Event], str]] = {
     "not_empty": _why,
     "waiting": _why,
     "note": _why,
+    "xid": _xid,
     "relaunching": _relaunching,
     "run_finished": _finished,
 }

@@ -18,6 +18,7 @@ class Record:
         self.life = Life()
         self.attempts: List[AttemptRecord] = []
         self.answered: Set[str] = set()
+        self.xids: Set[str] = set()  # of the last attempt, as its events word them
         self.keepers: List[ProcessId] = []  # of all attempts: an old one lives on as long as it has children
         self.started: Optional[Mapping[str, Any]] = None  # the last attempt_started
         self.exited: Optional[Mapping[str, Any]] = None  # the attempt_exited of that attempt
@@ -45,6 +46,7 @@ class Record:
 
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
         self.started, self.exited, self.relaunch = event, None, None
+        self.xids.clear()
         if event.get("keeper"):
             self.keepers.append(ProcessId(event["keeper"], event["keeper_start"]))
         self.attempts.append(
@@ -72,6 +74,9 @@ class Record:
     def _on_incident(self, event: Mapping[str, Any]) -> None:
         if event.get("fatal"):
             self._amend(incident=Incident.from_event(event))
+
+    def _on_xid(self, event: Mapping[str, Any]) -> None:
+        self.xids.add(event["text"])
 
     def _on_attempt_exited(self, event: Mapping[str, Any]) -> None:
         self.exited = event

@@ -2,6 +2,7 @@
 
 NVML is never called here. A driver that hangs blocks the sampler, perhaps for ever in a state that no signal reaches
 (D); then every answer is absent, `hung` is true, and no second sampler is started for the driver to swallow as well.
+Where the first could be ended, a second tries in its own time: nobody waits for its first answer.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Telemetry:
         self._answered = False  # has this sampler ever answered?
         self._unread = b""
         self._asked = 0  # the last question's id
+        self._trying = False  # a sampler that was started after a hang has not answered yet
         self.hung = False
         """The driver did not answer in time, and has not answered since."""
         self.error: Optional[str] = None
@@ -92,12 +94,11 @@ class Telemetry:
 
     def _ask(self, question: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
         """The sampler's answer; None, with `error` set, where there is none."""
-        if not self._ready():
-            return None
-        self._asked += 1
-        deadline_s = self._answer_deadline_s if self._answered else self._init_deadline_s
         try:
-            self._write({"id": self._asked, **question})
+            if not self._ready():
+                return None
+            deadline_s = self._answer_deadline_s if self._answered else self._init_deadline_s
+            self._put(question)
             answer = self._read_until(boottime() + deadline_s)
         except (BrokenPipeError, EOFError):
             self._ended()
@@ -108,18 +109,35 @@ class Telemetry:
         self._answered, self.hung, self.error = True, False, None
         return answer
 
+    def _put(self, question: Mapping[str, Any]) -> None:
+        self._asked += 1
+        self._write({"id": self._asked, **question})
+
     def _ready(self) -> bool:
         """Is there a sampler to ask? Starts one where that can do no harm."""
-        if self._sampler is None:
-            if self._started_at and boottime() - self._started_at < RESTART_PAUSE_S:
-                return False
-            self._start()
-        elif self.hung:
-            if self._sampler.poll() is None:
-                return False  # killed, but the driver still holds it
-            self._sampler = None
-            self._start()
-        return True
+        if self._trying:
+            return self._answers_again()
+        if self._sampler is not None and not self.hung:
+            return True
+        if self._sampler is not None and self._sampler.poll() is None:
+            return False  # killed, but the driver still holds it
+        if self._sampler is None and self._started_at and boottime() - self._started_at < RESTART_PAUSE_S:
+            return False
+        self._start()
+        if self.hung:
+            self._trying = True
+            self._put({"want": "memory", "uuids": []})
+        return not self.hung
+
+    def _answers_again(self) -> bool:
+        """Whether the sampler that was started after a hang has answered by now."""
+        if self._read_until(boottime()) is not None:
+            self._trying, self._answered = False, True
+            return True
+        if boottime() - self._started_at >= self._init_deadline_s:
+            self._trying = False
+            self._silent(self._init_deadline_s)
+        return False
 
     def _start(self) -> None:
         # Marked as nobody's: without GPUCTL_* in its environment no proof can take it for a part of a job.
@@ -160,8 +178,7 @@ class Telemetry:
                 if answer["id"] == self._asked:
                     return answer
                 continue  # late, to a question that was given up
-            left_s = deadline - boottime()
-            if left_s <= 0 or not poll.poll(left_s * 1000):
+            if not poll.poll(max(0.0, deadline - boottime()) * 1000):
                 return None
             data = os.read(descriptor, READ_BYTES)
             if not data:
@@ -177,7 +194,7 @@ class Telemetry:
 
     def _ended(self) -> None:
         assert self._sampler is not None
-        sampler, self._sampler = self._sampler, None
+        sampler, self._sampler, self._trying = self._sampler, None, False
         for pipe in (sampler.stdin, sampler.stdout):
             if pipe is not None:
                 pipe.close()

@@ -19,9 +19,11 @@ from gpuctl.node.history import Record
 from gpuctl.node.processes import descriptor
 from gpuctl.node.room import has_room
 from gpuctl.node.telemetry import Telemetry
+from gpuctl.node.tree_io import Tree
 from gpuctl.node.waiter import Waiter
 from gpuctl.node.witness import Witness, keep
 from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready, TooSlow
+from gpuctl.watchdog.policy import watch_of
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.samples import Sample
@@ -30,6 +32,7 @@ SAMPLE_S = 1.0
 PROGRESS_S = 10.0
 PACE_S = 0.5  # between two looks at logs that grow all the time; an exit is seen at once
 ROOM_S = 5.0
+TREE_S = (1.0, 10.0)  # between two looks at the processes' I/O: a quarter of `watch.stall.for`, within these
 LINE_CHARACTERS = 200
 MATCH_S = 0.2
 STANDING = "standing.json"
@@ -54,6 +57,8 @@ class Eyes:
         self._watched: Set[str] = set()
         self._next_sample = 0.0
         self._next_room = 0.0
+        self._tree = Tree(None)
+        self._tree_s, self._next_tree = TREE_S[1], 0.0
         self.no_room = False  # the disk that holds the run is full
         self._last_progress = 0.0
         self._unwritten: Optional[Progress] = None
@@ -64,7 +69,8 @@ class Eyes:
     ) -> None:
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
         must know what the old one knew, and journal none of it twice."""
-        self._judge = Judge(spec.watch, type=spec.type, guard=time_limit)
+        watch = watch_of(spec)
+        self._judge = Judge(watch, type=spec.type, guard=time_limit)
         self._follower = Follower()
         self._follower.add(attempt.folder.log, "log")
         self._follower.add_globs(attempt.folder.path, ("**/*.log",))
@@ -72,6 +78,8 @@ class Eyes:
             self._follower.add_globs(workdir, globs, read_standing(attempt))
         self._uuids = uuids
         self._witness = witness
+        self._tree = Tree(attempt.keeper, attempt.job)
+        self._tree_s = min(max(watch.stall.for_s / 4, TREE_S[0]), TREE_S[1]) if watch.stall is not None else TREE_S[1]
         self.peak_mib, self.loaded_mib = {}, None
         self._unwritten, self._last_progress = None, 0.0
         self._watch(attempt.folder.path)  # its log grows there
@@ -99,7 +107,13 @@ class Eyes:
             self.no_room = not has_room(self.run.path)
         if self._witness is not None:
             self._tell(self._witness.look(now))
-        return list(self._judge.tick(now))
+        if now >= self._next_tree:
+            self._next_tree = now + self._tree_s
+            self._look_at_tree(now)
+        incidents = list(self._judge.tick(now))
+        for recovered in self._judge.recovered():
+            self.record.write("recovered", **recovered.to_event())
+        return incidents
 
     def verdict(self, exit: Exit) -> Optional[Incident]:
         """What the judge says of an ended attempt, once the last of its logs is read."""
@@ -155,9 +169,19 @@ class Eyes:
         assert self._judge is not None
         for fact in facts:
             self._judge.fact(fact)
-            if fact.xid is not None:
+            if fact.xid is not None and (fact.source == "NVML" or fact.text not in self.record.xids):
                 about: Dict[str, Any] = {"class": fact.cls, "gpu": fact.gpu, "pid": fact.pid, "source": fact.source}
                 self.record.write("xid", xid=fact.xid, **about, text=fact.text)
+
+    def _look_at_tree(self, now: float) -> None:
+        """Only where it is quiet: who prints is alive, and the walk is not for nothing."""
+        assert self._judge is not None
+        if self._judge.quiet_s(now) < self._tree_s:
+            self._tree.forget()
+            return
+        io = self._tree.look(now)
+        if io is not None:
+            self._judge.io(io)
 
     def _read(self, *, quietly: bool = False, scan: bool = False) -> None:
         if self._follower is None or self._judge is None:

@@ -20,7 +20,7 @@ FailureClass = Literal[
 EventType = Literal[
     "run_created", "attempt_started", "loading", "ready", "progress", "incident", "attempt_exited", "cleaning",
     "killed", "spared", "gpus_empty", "waiting", "relaunching", "log_truncated", "callback", "run_finished",
-    "request", "not_empty", "supervisor_started", "note", "recovered",
+    "request", "not_empty", "supervisor_started", "note", "recovered", "xid", "stacks",
 ]  # fmt: skip
 
 Phase = Literal["load", "train", "infer", "unknown"]

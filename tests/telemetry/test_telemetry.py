@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.node.clock import boottime
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.simulation.devices import SimulatedGpus, resolved
 from gpuctl.wire.nodespec import NodeSpec
@@ -105,6 +106,18 @@ def test_lost_gpu_leaves_the_others(telemetry: Telemetry, gpus: SimulatedGpus) -
     first, second = telemetry.sample().devices
     assert first.error is None and first.memory_used_mib == 0
     assert second.error == "GPU is lost" and second.memory_used_mib is None and second.power_w is None
+
+
+def test_nobody_waits_for_a_driver_that_is_known_to_hang(telemetry: Telemetry, gpus: SimulatedGpus) -> None:
+    telemetry.sample()
+    set_faults(gpus, hang_s=60)
+    telemetry.sample()
+    began = boottime()
+    first = telemetry.pid
+    second = wait_until(lambda: telemetry.sample() and telemetry.pid not in (None, first), what="a second sampler")
+    for _ in range(20):
+        assert telemetry.sample().devices == []
+    assert second and telemetry.hung and boottime() - began < 5  # its first answer alone may take 20 s
 
 
 def test_silent_driver_is_hung_and_comes_back(telemetry: Telemetry, gpus: SimulatedGpus) -> None:
