@@ -36,6 +36,10 @@ class Collective:
             if not os.read(self._before, 1):
                 self._wait_for_ever()
 
+    def stay_away(self) -> None:
+        """This rank waits for something else, and the others in vain for it."""
+        self._wait_for_ever()
+
     @staticmethod
     def _wait_for_ever() -> None:
         while True:

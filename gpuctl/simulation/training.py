@@ -46,6 +46,7 @@ def parsed(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--output-dir", default="checkpoints")
     parser.add_argument("--speed", type=float, default=1.0, help="seconds of the real job in one of ours")
     parser.add_argument("--max-steps", type=int, help="ends early, well")
+    parser.add_argument("--hang-at-step", type=int, help="here the last rank does not come to the collective")
     arguments, _ = parser.parse_known_args(argv)  # the real one has more, which change neither memory nor output
     return arguments
 
@@ -67,6 +68,9 @@ def train(arguments: argparse.Namespace, collective: Collective, pace: Pace) -> 
         full = step > 1 or collective.rank == FIRST_FULL_RANK % collective.size
         forward_and_backward(gpu, arguments.max_seq_len // (1 if full else 2), arguments.ttt_steps)
         pace.take(0.25 + arguments.max_seq_len / 9000)
+        if step == arguments.hang_at_step and collective.rank == collective.size - 1:
+            gpu.load(0.17, 0)
+            collective.stay_away()
         gpu.load(0.17, 100)  # what waiting in a collective looks like
         collective.all_reduce()
         if leads and (step % 10 == 0 or step in {1, total}):

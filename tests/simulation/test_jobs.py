@@ -14,10 +14,11 @@ from tests.parts.gpus import REPOSITORY
 
 JOBS = REPOSITORY / "jobs"
 REAL = ("eagle3-prepare", "eagle3-extract", "eagle3-vocab", "eagle3-train", "dflash-train")
+TRIALS = ("hung-collective-sim", "input-bound-sim", "host-oom-sim")  # of what the watchdog sees, without a real one
 
 
 def test_every_pipeline_has_a_twin() -> None:
-    assert {path.stem for path in JOBS.glob("*.yaml")} == {*REAL, *(f"{name}-sim" for name in REAL)}
+    assert {path.stem for path in JOBS.glob("*.yaml")} == {*REAL, *(f"{name}-sim" for name in REAL), *TRIALS}
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -34,9 +35,9 @@ def test_twin_gives_way_as_the_real_one_does(name: str) -> None:
     assert (twin.on_oom, twin.gpus) == (real.on_oom, real.gpus)
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", [*(f"{name}-sim" for name in REAL), *TRIALS])
 def test_twin_runs_on_the_simulated_node_that_ships(name: str) -> None:
-    twin = load_job(JOBS / f"{name}-sim.yaml")
+    twin = load_job(JOBS / f"{name}.yaml")
     inventory = load_inventory(REPOSITORY / "inventory.yaml")
     assert twin.node == "sim" and inventory.node(twin.node).simulate is not None
     modules = re.findall(r"gpuctl\.simulation\.\w+", twin.command)
