@@ -79,5 +79,5 @@ def _ending_small(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _lost_request_may(reading: Reading, found: Incident) -> bool:
     """A request that ran out of memory would have fitted smaller, though the server goes on."""
-    clue = verdict.root(reading)
+    clue = verdict.root(reading) or verdict.finding(reading)
     return not found.fatal and clue is not None and clue.scope in ("request", "thread") and verdict.may_reduce(clue)

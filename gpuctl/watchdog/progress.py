@@ -35,7 +35,7 @@ _FORMS = (
     _form("epoch", "epoch", r"\bepoch\b\s?[:=#]?\s?(\d+)\b()" + _METRIC),
     _form("trainer", "'epoch'", r"^\{'\w*loss'.*'epoch': ([\d.]+)()"),  # transformers' Trainer
 )
-_HINTS = ("/", "step", "epoch", "iter", "batch", "update")
+_HINTS = ("/", "step", "epoch", "it ", "iter", "batch", "update")
 _LOADING_BAR = re.compile(
     r"load|fetch|download|shard|safetensors|\bmap\b|tokeni|captur|compil|initiali|generating .* split|filter|resolving",
     re.IGNORECASE,

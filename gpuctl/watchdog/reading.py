@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from gpuctl.watchdog import signatures
 from gpuctl.watchdog.gpu_memory import held_by_others, with_numbers
@@ -21,20 +21,31 @@ from gpuctl.wire.incidents import Evidence
 MOVED_ON = 2  # moves of counters that show that the work goes on: a bar's last redrawing alone is one
 _CONTINUED = 8  # lines that may continue a message: wrapped ones, tables under it
 _TRACEBACK = 60  # lines between "this request failed" and what its traceback ends in
+_TOLD_IN = 12  # clues that one trouble makes
 _SHOWN = 1024
 _MANY = 500  # clues kept: the first ones that are still open hold the root
 _COUNTERS = 1000  # counters told apart
 
+_MEMORY = {"gpu_oom", "gpu_oom_at_load", "kv_cache_too_small"}
+
 _RANK_DEATH = re.compile(r"\brank[ :]+(\d+)", re.IGNORECASE)
 _NCCL_GPU = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
 _REQUEST = re.compile(
-    r"exception during processing|in asgi application"
+    r"exception during processing|in asgi application|error completing request"
     r"|(?:processing|handling|serving) (?:the )?(?:request|prompt|query)|request \S+ (?:failed|aborted)",
     re.IGNORECASE,
 )
 _SERVED = re.compile(
-    r"\bprompt executed in\b|^got prompt|\b(?:GET|POST) .{0,120}\b200\b|\bfinished request\b", re.IGNORECASE
+    r"\bprompt executed in\b|^got prompt|\b(?:GET|POST) .{0,120}\b200\b|\| 200 \|.{0,80}\b(?:GET|POST) "
+    r"|\bfinished request\b",
+    re.IGNORECASE,
 )
+_REFUSED = re.compile(r"\b(?:GET|POST) .{0,120}[\" ]500\b|\| 500 \|.{0,80}\b(?:GET|POST) ")
+_READY = re.compile(
+    r"application startup complete|uvicorn running on|\bserver (?:is )?(?:listening|ready)|server is fired up",
+    re.IGNORECASE,
+)
+_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\([^)]{0,40}\))?: \S")
 _ENDED_WELL = re.compile(r"\bexit(?:ed)?\]?(?: with)?(?: code| status)?[ :=]{1,2}0\b", re.IGNORECASE)
 _FENCE = re.compile(r"^[-=*#~]{3,} ?(.{3,60}?) ?[-=*#~]{3,}$")
 _FENCED = re.compile(
@@ -48,7 +59,8 @@ _LOAD_CALL = re.compile(
     r"|_init_param|\bFSDP\(|fully_shard|DistributedDataParallel\(|\bDDP\(|deepspeed\.initialize"
     r"|set_module_tensor|dispatch_model|from_single_file|from_config"
     r"|(?:torch|paddle|safetensors\.torch)\.load|\bmodel\.(?:to|cuda|half)\(|_move_model_to_device"
-    r"|materialize|_cuda_init|load_tensors|llama_model_load|loadEngine|deserialize",
+    r"|materialize|_cuda_init|_cuda_setDevice|set_device\(|jax\.devices|initialize backend"
+    r"|load_tensors|llama_model_load|llama_(?:init_from|new_context)|init_from_(?:gpt_)?params|loadEngine|deserialize",
     re.IGNORECASE,
 )
 _WARM_CALL = re.compile(r"profile_run|_dummy_|warm_?up|capture_model|determine_num_available", re.IGNORECASE)
@@ -76,6 +88,7 @@ class Clue:
     lines: int = 0  # read until then, with the traceback
     text: str = ""  # with what continues it
     alone: bool = True  # raised outside a traceback
+    bare: bool = False  # an exception's last line alone, of a kind that no signature knows
 
 
 @dataclass
@@ -116,9 +129,16 @@ class Reading:
             self._request = self.lines
         if found or raised:
             self._add(line, source, at, found, raised)
+        elif ("Error" in text or "Exception" in text) and self._is_bare(line):
+            self._add(line, source, at, None, None)
         else:
             self._follow(text)
         return counter
+
+    def _is_bare(self, line: Line) -> bool:
+        """An exception's last line that no traceback precedes: it counts if nothing comes after it."""
+        low = line.level in ("debug", "info", "warning") or line.quoted or self._fence > 0
+        return not low and bool(_BARE.match(line.text)) and not signatures.says_handled(line.text)
 
     def _count(self, text: str) -> Optional[Counter]:
         if self.nans and _FINITE.search(text) and "nan" not in text.lower():
@@ -178,18 +198,40 @@ class Reading:
             lines=self.lines,
             text=line.text,
             alone=raised is None,
+            bare=raised is None and found is None,
         )
         clue.scope = "thread" if evidence.thread else found.scope if found else "process"
         if self.lines - self._request <= _TRACEBACK and clue.weight > Weight.LAUNCHER:
             clue.scope = "request"
         low = line.level in ("debug", "info", "warning") and raised is None and not (found and found.bold)
         clue.hint = low or line.quoted or self._fence > 0 or (raised is None and signatures.says_handled(line.text))
+        clue.hint = clue.hint or clue.bare or bool(raised and raised.ignored)
         clue.phase = self._phase(clue, raised.calls if raised else ())
-        before = self._continued
-        if before and before.phase == "unknown" and before.evidence.cls == cls:
-            before.phase = clue.phase  # the same trouble, told again by who knows where it happened
+        if self._continued:
+            self._place(clue.phase, None if raised else cls)
         self._keep(clue)
-        self._continued, self._continued_for = clue, _CONTINUED
+        if not (clue.bare and self._continued):
+            self._continued, self._continued_for = clue, _CONTINUED
+
+    def _recent(self) -> Iterator[Clue]:
+        """What belongs to the trouble that is being told, newest first."""
+        for clue in reversed(self.clues[-_TOLD_IN:]):
+            if self.lines - clue.lines > _CONTINUED:
+                return
+            yield clue
+
+    def _place(self, phase: str, cls: Optional[str] = None) -> None:
+        """The same trouble, told again by who knows where it happened."""
+        for clue in self._recent():
+            same = cls is None or clue.evidence.cls == cls or {clue.evidence.cls, cls} <= _MEMORY
+            if clue.phase == "unknown" and same:
+                clue.phase = phase
+
+    def _deal_with(self, clue: Clue) -> None:
+        """The program says that it copes with what it just told."""
+        for other in self._recent():
+            if other is clue or (other.alone and other.evidence.cls == clue.evidence.cls):
+                other.hint, other.bare = True, False
 
     def _keep(self, clue: Clue) -> None:
         """Where there are too many, those that the job has moved on from make room; of open ones the first stay."""
@@ -202,8 +244,12 @@ class Reading:
         """A line without trouble of its own: it may continue the last message, handle it, or show that life goes on."""
         if _SERVED.search(text):
             self.served += 1
+        elif _REFUSED.search(text):
+            self._refuse()
         if _ENDED_WELL.search(text):
             self.ended_well = True
+        if _READY.search(text):
+            self._come_up()
         clue = self._continued
         if clue is None:
             return
@@ -212,11 +258,25 @@ class Reading:
             self._continued = None
             return
         if signatures.says_handled(text) and clue.weight is not Weight.LAUNCHER:
-            clue.hint = True
+            self._deal_with(clue)
+        if clue.phase == "unknown" and self.counter is None and _LOAD_CALL.search(text):
+            self._place("load", clue.evidence.cls)
         clue.text = f"{clue.text} {text}"[: 4 * _SHOWN]
         clue.evidence = with_numbers(clue.evidence, clue.text)
         if clue.scope != "thread":  # what comes after a dead thread's traceback is the rest going on
             clue.lines = self.lines
+
+    def _refuse(self) -> None:
+        """A server answers that it could not: what it told just before was that request's."""
+        for clue in self.clues[-_TOLD_IN:]:
+            if clue.scope == "process" and clue.weight > Weight.LAUNCHER and self.lines - clue.lines <= _TRACEBACK:
+                clue.scope = "request"
+
+    def _come_up(self) -> None:
+        """A server that is ready has dealt with what went wrong while it started."""
+        for clue in self.clues:
+            if clue.scope == "process":
+                clue.hint, clue.bare = True, False
 
     def _note_calls(self, calls: Sequence[str]) -> None:
         """A traceback that follows its message at once (`log.exception`) shows where that happened."""

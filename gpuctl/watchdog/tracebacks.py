@@ -14,7 +14,10 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?|^(/?[\w./-]+\
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\s?\[[^\]]*\])?(?::(?:\s|$)|$)")
 _THREAD = re.compile(
     r"Exception in thread (.+?)(?: \([^()]*\))?:?\s*$|\bTask <([^>]+)> failed|^Exception in callback (\S+)"
+    r"|<(?:Task|Future) (?:finished|cancelled) (?:name='([^']+)' )?.{0,200}exception="
 )
+_UNRAISABLE = re.compile(r"^Exception ignored |^--- Logging error ---|^Error in (?:atexit|sys\.)")
+"""What Python prints of an exception that nobody can catch and nothing ends of."""
 _QUOTED_CODE = re.compile(r"^(?:\s+\S|❱|[╭╰│┃]|\s*\^+\s*$|\s*~*\^+~*\s*$)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|\.pyx$|importlib|runpy\.py$")
 _DEEP = 400  # lines: a traceback that has not ended by then was cut
@@ -28,11 +31,14 @@ class Raised:
     calls: List[str]
     frame: Optional[str]  # the innermost one of the job's own code, "file:line"
     thread: Optional[str]
+    ignored: bool = False  # by Python itself: in a destructor, a log handler, at exit
 
 
 @dataclass
 class _Open:
     thread: Optional[str]
+    indent: int = 0
+    ignored: bool = False
     calls: List[str] = field(default_factory=list)
     frame: Optional[str] = None
     lines: int = 0
@@ -45,6 +51,7 @@ class Tracebacks:
         self.quoting = False
         self._open: Dict[Optional[int], _Open] = {}
         self._thread: Dict[Optional[int], Tuple[str, int]] = {}
+        self._ignored: Dict[Optional[int], int] = {}
 
     @property
     def open(self) -> bool:
@@ -59,19 +66,28 @@ class Tracebacks:
         text, rank = line.text, line.rank
         if _HEADER in text:
             thread, at = self._thread.pop(rank, (None, 0))
-            self._open[rank] = _Open(thread if at >= line.number - 3 else None)
+            self._open[rank] = _Open(
+                thread if at >= line.number - 3 else None,
+                len(text) - len(text.lstrip()) if text.lstrip().startswith(_HEADER) else 0,
+                line.number - self._ignored.pop(rank, -9) <= 2,
+            )
             self.quoting = True
             return None
-        named = _THREAD.search(text) if "xception in" in text or "Task <" in text else None
+        if _UNRAISABLE.match(text):
+            self._ignored[rank] = line.number
+        named = _THREAD.search(text) if "xception" in text or "Task <" in text else None
         if named:
-            self._thread[rank] = (next(name for name in named.groups() if name).strip(), line.number)
+            self._thread[rank] = (next((name for name in named.groups() if name), "task").strip(), line.number)
         if rank not in self._open:
             return None
         return self._within(self._open[rank], line)
 
     def _within(self, traceback: _Open, line: Line) -> Optional[Raised]:
         traceback.lines += 1
-        frame = _FRAME.match(line.text)
+        text = line.text
+        if traceback.indent and text[: traceback.indent].isspace():
+            text = text[traceback.indent :]
+        frame = _FRAME.match(text)
         if frame:
             file, number, function = (
                 frame.group(1) or frame.group(4),
@@ -82,13 +98,13 @@ class Tracebacks:
             if not _LIBRARY.search(file):
                 traceback.frame = f"{file}:{number}"
             self.quoting = True
-        elif _QUOTED_CODE.match(line.text):
+        elif _QUOTED_CODE.match(text):
             if traceback.calls:
-                traceback.calls[-1] += "\n" + line.text.strip()
+                traceback.calls[-1] += "\n" + text.strip()
             self.quoting = True
-        elif _EXCEPTION.match(line.text) and traceback.calls:
+        elif _EXCEPTION.match(text) and traceback.calls:
             del self._open[line.rank]
-            return Raised(line.text, traceback.calls, traceback.frame, traceback.thread)
+            return Raised(text, traceback.calls, traceback.frame, traceback.thread, traceback.ignored)
         if traceback.lines > _DEEP:
             del self._open[line.rank]
         return None

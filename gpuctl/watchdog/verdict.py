@@ -18,6 +18,7 @@ from gpuctl.wire.incidents import Evidence, Incident
 _LASTING = ("xid_hw", "driver_mismatch", "thread_died")
 """Classes that are worth telling though the job goes on."""
 _REDUCIBLE = ("gpu_oom", "gpu_oom_fragmentation")
+_LAST, _NEAR = 4, 60  # lines after an exception that told no traceback: to the log's end, to a launcher's report
 _KEPT = 8  # lines of evidence in an incident
 
 
@@ -30,12 +31,21 @@ def root(reading: Reading, *, failed: bool = False) -> Optional[Clue]:
     open_clues = [clue for clue in reading.clues if not moved_since(reading, clue) and clue.scope != "finding"]
     firm = [clue for clue in open_clues if not clue.hint and clue.weight > Weight.PROBE]
     best = max(firm, key=lambda clue: clue.weight, default=None)  # of equals the first
+    if best is None or best.weight is Weight.LAUNCHER:
+        best = _bare(reading, open_clues, best) or best
     if best is None:
         return _last_resort(reading, open_clues) if failed else None
     if best.weight < Weight.CAUSE:
         handled = [clue for clue in open_clues if clue.hint and clue.weight is Weight.CAUSE and clue.lines < best.lines]
         return handled[0] if handled else best
     return best
+
+
+def _bare(reading: Reading, open_clues: List[Clue], launcher: Optional[Clue]) -> Optional[Clue]:
+    """An exception without its traceback: the last thing said, or what a launcher's report follows."""
+    end = launcher.lines if launcher else reading.lines
+    bare = [clue for clue in open_clues if clue.bare and end - (_NEAR if launcher else _LAST) <= clue.lines <= end]
+    return bare[0] if bare else None
 
 
 def incident(reading: Reading, *, failed: bool = False) -> Optional[Incident]:

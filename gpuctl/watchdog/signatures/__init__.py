@@ -22,6 +22,7 @@ _NO_EVIDENCE = re.compile(
         r"\b(?:PASSED|XFAIL|XPASS|SKIPPED)\b",  # a test about failures
         # somebody's words, passing through a server's log
         r"\b(?:prompt|messages|content|completion|output_text|question|answer)['\"]?\s?[:=]\s?['\"\[]",
+        r"^\W{0,3}(?:user|human|assistant|chatbot|bot)\W{0,2}[>:] ",
         # advice, help texts, comments
         r"^(?:if|when|in case|note:|hint:|tip:|help:|see|to (?:avoid|fix|prevent))\b"
         r"|^\s*(?:-{1,2}[a-z][\w-]* |# |//|\* )",
@@ -33,14 +34,18 @@ _NO_EVIDENCE = re.compile(
 )  # fmt: skip
 _HANDLED = re.compile(
     "|".join((
-        r"\b(?:re-?try(?:ing)?|retries)\b(?! (?:count|budget|failed|exhausted|limit))|\bwill retry",
+        r"\b(?:re-?try(?:ing)?|retries)\b(?! (?:count|budget|failed|exhausted|exceeded|limit))|\bwill retry",
         r"\btry(?:ing)? (?:again|batch size|another|a smaller)",
         r"\busing (?:the )?cpu|\bfall(?:ing)?[- ]?(?:ing )?back|\bfallback",
         r"\b(?:skipp|ignor|recover)(?:ed|ing)\b|\b(?:reducing|continuing)\b|\bcaught (?:an? )?(?:oom|exception|error)",
     )),
     re.IGNORECASE,
 )  # fmt: skip
-
+_GIVEN_UP = re.compile(
+    r"\bgiv(?:es?|ing) up\b|\bgave up\b|\bno (?:more )?retries\b|\b(?:attempt|retry) (\d+)(?:/| of )\1\b"
+    r"|\bretr(?:y|ies|ying) (?:also |again )?failed",
+    re.IGNORECASE,
+)
 
 _BY_WORD: Tuple[Tuple[str, Tuple[int, ...]], ...] = tuple(
     (word, tuple(rank for rank, signature in enumerate(TABLE) if word in signature.words))
@@ -62,7 +67,7 @@ def find(text: str) -> Optional[Signature]:
 
 def says_handled(text: str) -> bool:
     """Does the line itself say that the program deals with it (retries, skips, goes on on the CPU)?"""
-    return bool(_HANDLED.search(text))
+    return bool(_HANDLED.search(text)) and not _GIVEN_UP.search(text)
 
 
 STEMS = (b"error", b"traceback", b"fail", b"of memory", b"kill", b"exit", b"xid")

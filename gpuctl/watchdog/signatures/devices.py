@@ -15,7 +15,7 @@ TABLE = (
         "resource shared_data shared_memory",
         r"out of resources?: (?:shared memory|registers?|tensor memory|threads)|\bOutOfResources\b",
         r"uses too much shared data|too many resources requested for launch",
-        r"shared memory, required: \d+, hardware limit",
+        r"shared memory, required: \d+, hardware limit|shared memory size limit exceeded",
     ),
     signature(
         "xid_hw",
@@ -40,7 +40,8 @@ TABLE = (
         "assert",
         r"device-side assert triggered|CUDA_ERROR_ASSERT|hip_error_assert|device side assert",
         r"(?:cuda|hip)ErrorAssert(?!.{0,20} in https?:)",
-        r"\bblock: \[\d+,\s?\d+,\s?\d+\].{0,60}assert|\.cuh?:\d+: .{0,160}assertion .{1,200} failed",
+        r"device-side assertion\b.{1,200} failed",
+        r"\bblock: \[\d+,\s?\d+,\s?\d+\].{0,60}assert|\.(?:cuh?|hip):\d+: .{0,160}assertion .{1,200} failed",
     ),
     signature(
         "cuda_illegal_access",
@@ -52,10 +53,17 @@ TABLE = (
         r"invalid program counter",
     ),
     signature(
+        "cuda_illegal_access",
+        "hsa_status",
+        r"HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY_APERTURE_VIOLATION|MEMORY_FAULT|ILLEGAL_INSTRUCTION)",
+        weight=Weight.CONSEQUENCE,
+    ),
+    signature(
         "driver_mismatch",
         "cuda_gpus hip_gpus nvidia_driver cuda-capable =error_no_device errornodevice insufficientdriver notready"
         " mismatch driver_version newer error_80 display_driver forward_compat kernel_image unsupported libcuda"
-        " with_cuda cuda_unknown system_not_yet cuinit compatible_with",
+        " with_cuda cuda_unknown system_not_yet cuinit compatible_with nvidia-container device_type your_driver"
+        " device_driver unsatisfied",
         r"no (?:CUDA|HIP) GPUs are available|found no NVIDIA driver|no CUDA-capable device|(?:CUDA_ERROR_NO_DEVICE)",
         r"cudaErrorNoDevice|cudaErrorInsufficientDriver|cudaErrorSystemNotReady|SYSTEM_DRIVER_MISMATCH",
         r"driver version is insufficient|NVIDIA driver on your system is too old",
@@ -65,6 +73,8 @@ TABLE = (
         r"no kernel image is available|PTX was compiled with an unsupported|unsupported gpu architecture",
         r"couldn't communicate with the NVIDIA driver|libcuda\.so\S*: cannot open|not compiled with CUDA enabled",
         r"CUDA unknown error - this may be due|system not yet initialized|failed call to cuInit: (?!.*out_of_memory)",
-        r"is not compatible with the current PyTorch installation",
+        r"is not compatible with the current PyTorch installation|failed to infer device type",
+        r"nvidia-container-\w+: (?:\w+ )?error|unsatisfied condition: (?:cuda|driver|brand|arch)",
+        r"(?:update|upgrade) your (?:gpu |nvidia |cuda )*driver|could not select device driver",
     ),
 )

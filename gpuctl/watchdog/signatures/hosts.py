@@ -3,7 +3,7 @@ be."""
 
 from __future__ import annotations
 
-from gpuctl.watchdog.signatures.signature import signature
+from gpuctl.watchdog.signatures.signature import Weight, signature
 
 _SHM = r"/dev/shm\b"  # noqa: S108 - the name is looked for in logs, nothing is put there
 _CANNOT = r"(?:fail\w*|unable|cannot|can't|could not|error)"
@@ -18,6 +18,13 @@ TABLE = (
         rf"{_CANNOT} (?:to )?(?:open|write|mmap|allocate|resize|create) .{{0,60}}(?:shared memory|</?torch_|/torch_)",
         r"shared memory (?:object|segment|limit).{0,60}(?:fail|error|exceed|no space)",
         bold=True,
+    ),
+    # A page of a mapping that its file system could not supply: in a container that is /dev/shm.
+    signature(
+        "shm_exhausted",
+        "bus_error sigbus signal_7",
+        r"fatal python error: bus error|^bus error\b|(?:signal|by|received)\b.{0,24}\b(?:SIGBUS|signal:? 7\b)",
+        weight=Weight.CONSEQUENCE,
     ),
     signature(
         "timeout",
@@ -36,6 +43,8 @@ TABLE = (
         r"unable to allocate .{0,40}for an array|^(?:[\w.]+\.)?MemoryError\b|cannot allocate memory|std::bad_alloc",
         r"java heap space|GC overhead limit|requires more system memory|cuda\w*HostAlloc.{0,60}(?:fail|out of memory)",
         r"(?:out of|insufficient|not enough) (?:host|system|cpu) memory",
+        r"\bmalloc of size \d+ failed|low on resource: memory",
+        r"(?:fail\w*|unable) to allocate (?:the )?CPU\w* buffer|ggml_backend_cpu\w*: failed to allocate",
         bold=True,
     ),
     # The shell's word for SIGKILL: on a line of its own, or with the line number, pid and command.
@@ -72,7 +81,8 @@ TABLE = (
     signature(
         "auth_or_download",
         "gated client_error server_error repository entrynotfound hfhub offline token credential key authenticat"
-        " connect max_retries resol identifier denied download unauthorized forbidden username sslerror timeout",
+        " connect max_retries resol identifier denied download unauthorized forbidden username sslerror timeout pull"
+        " manifest",
         r"\bgated ?repo|gated\. you must|(?:40[134]|429|50[0234]) (?:client|server) error|HfHubHTTPError",
         r"OfflineMode\w*",
         r"RepositoryNotFoundError|EntryNotFoundError|invalid (?:user )?(?:token|credentials|api ?key)",
@@ -83,5 +93,6 @@ TABLE = (
         r"wandb.{0,60}(?:api[ _]?key|not logged in|401)|\bAccessDenied\b|SSLError|(?:Read|Connect)Timeout(?:Error)?:",
         r"(?:failed|unable|error).{0,20}\bdownload|authentication (?:failed|required)|permission denied \(publickey",
         r"could not read username|could not resolve host",
+        r"ImagePullBackOff|ErrImagePull|failed to pull image|pull access denied|manifest (?:unknown|for \S+ not found)",
     ),
 )

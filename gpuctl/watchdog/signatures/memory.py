@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpuctl.watchdog.signatures.signature import Weight, signature
 
 _NO = r"(?:no|not enough|insufficient|no enough|not sufficient)"
-_CANNOT = r"(?:fail(?:ed|ure)?|unable|cannot|can't|could not|couldn't|error)"
+_CANNOT = r"(?:fail(?:ed|ure)?|unable|impossible|cannot|can't|could not|couldn't|error)"
 _ERROR = r"(?:[\w.]*(?:Error|Exception)(?:\(\d+\))?: |error: |fatal: |what\(\): +)"
 _API = r"\b(?:cuda|hip|rocm|cublas|cudnn|musa|npu|sycl|level.?zero)\w*[ _]?(?:runtime |driver |api )?"
 
@@ -23,7 +23,7 @@ KV_CACHE = (
     ),
     signature(
         "kv_cache_too_small",
-        "cache kv --mem-fraction gpu_memory_for",
+        "cache kv --mem-fraction gpu_memory_for enough_blocks",
         rf"{_NO} (?:available |free )?(?:gpu )?(?:memory|space|blocks?|room)[^.]{{0,40}}?\b(?:kv[- _]?cache"
         rf"|cache blocks|paged kv)",
         r"larger than the (?:maximum number of tokens that can be stored in|available) kv[- ]?cache",
@@ -32,7 +32,7 @@ KV_CACHE = (
         r"not enough memory\W{1,3}please try (?:to )?(?:increas|lower)\w+ --mem-fraction",
         r"(?:tokens?|blocks?)\b.{0,40}\bkv[- _]?cache\b.{0,60}(?:less|smaller|insufficient|too small|not enough)",
         r"kv[- _]?cache (?:pool |size )?(?:is )?(?:too small|exhausted)",
-        r"gpu memory for (?:kv|runtime)",
+        r"gpu memory for (?:kv|runtime)|\[BlockManager\] no enough blocks",
     ),
 )
 
@@ -53,9 +53,11 @@ AT_LOAD = (
     ),
     signature(
         "gpu_oom_at_load",
-        "too_large too_big load than_available than_is_available",
+        "too_large too_big load than_available than_is_available vram insufficient",
         r"(?:model|engine|weights?) (?:is|are) too (?:large|big) (?:for|to fit)",
-        r"insufficient (?:gpu |device )?memory to load|unable to load model .{0,80}(?:vram|memory)",
+        rf"{_NO} (?:gpu |device )?(?:memory|vram) (?:to load|(?:in split )?for (?:the )?(?:model|weights))",
+        r"(?:creation|initiali[sz]ation|start-?up|loading)(?: has)? failed.{0,40}insufficient (?:gpu |device )?memory",
+        r"unable to load model .{0,80}(?:vram|memory)",
         r"(?:requires|needs) more (?:vram|gpu memory) than (?:is )?available",
         phase="load",
     ),
@@ -95,7 +97,8 @@ GPU = (
         r"cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|\bOUT_OF_DEVICE_MEMORY\b",
         r"\b(?:cu|cuda|hip)(?:mem|malloc)\w*\b.{0,80}(?:out[ _]of[ _]memory|failed)",
         r"check failed: .{0,80}cuda\w* .{0,60}out of memory|error=2 : out of memory",
-        r"ErrorOutOf(?:Device|Pool)Memory|CL_MEM_OBJECT_ALLOCATION_FAILURE",
+        r"ErrorOutOf(?:Device|Pool)Memory|CL_MEM_OBJECT_ALLOCATION_FAILURE|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+        r"\.cuh?\b.{0,60}\bout of memory|\bout of memory\b.{0,80}\.cuh?\b(?!/)",  # a kernel's source names the line
     ),
     signature("gpu_oom", "calloc malloc", r"failed to (?:cuda|hip) (?:c|m)alloc\w* \d+ bytes"),  # NCCL
     signature(
@@ -106,10 +109,11 @@ GPU = (
     ),
     signature(
         "gpu_oom",
-        "exhausted oom_when",
+        "exhausted oom_when runtimeerror",
         r"RESOURCE_?EXHAUSTED.{0,60}(?:out of memory|failed to allocate|attempting to (?:allocate|reserve))",
         r"(?:ResourceExhausted\w*|resource exhausted).{0,80}\bOOM\b|\bOOM when allocating",
         r"RESOURCE_?EXHAUSTED.{0,60}\b(?:hbm|vmem|allocat\w+ \d+ bytes)",
+        r"(?:Xla|Jax)RuntimeError: .{0,60}failed to allocate \d",
         bold=True,  # TensorFlow logs the operation that failed at W, before it raises
     ),
     signature(

@@ -12,6 +12,7 @@ TABLE = (
         "nan finite floatingpoint diverged is_inf invalid_loss loss_scale infinite became_inf",
         rf"found nan in |(?:loss|gradients?|grad[_ ]norm|logits) (?:is|are|was|became|has become|contains?"
         rf"|went) (?:a )?{_NAN}",
+        rf"\bloss (?:returned|computed|value)\b.{{0,40}} (?:is|was|became) (?:a )?{_NAN}",
         r"non-?finite (?:loss|grad)|FloatingPointError|diverged with loss|NanLossDuringTraining|\binvalid loss\b",
         r"\bnan (?:or inf )?(?:loss |values? |gradients? )?(?:detected|encountered|found)",
         r"(?:encountered|detected|got) (?:a )?nan\b",
