@@ -17,6 +17,7 @@ from gpuctl.node.folders import RunFolder, write_json
 from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.history import Record
 from gpuctl.node.processes import descriptor
+from gpuctl.node.recording import RecordingJudge
 from gpuctl.node.room import has_room
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.tree_io import Tree
@@ -70,7 +71,7 @@ class Eyes:
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
         must know what the old one knew, and journal none of it twice."""
         watch = watch_of(spec)
-        self._judge = Judge(watch, type=spec.type, guard=time_limit)
+        self._judge = RecordingJudge(attempt.folder.path, watch, type=spec.type, guard=time_limit)
         self._follower = Follower()
         self._follower.add(attempt.folder.log, "log")
         self._follower.add_globs(attempt.folder.path, ("**/*.log",))
