@@ -173,6 +173,12 @@ def _xid(event: Event) -> str:
     return f"GPU {event.get('gpu')}, told by {event.get('source')}: {event.get('text')}"
 
 
+def _stacks(event: Event) -> str:
+    how = [f"{event[key]} by {who}" for key, who in (("dumped", "py-spy"), ("aborted", "SIGABRT")) if event.get(key)]
+    told = f" ({', '.join(how)})" if how else ""
+    return f"of {event.get('processes')} processes{told}; `gpuctl tail --file {event.get('file')}` shows them"
+
+
 def _empty(event: Event) -> str:
     ghost = "; utilisation lingers" if event.get("ghost_utilisation") else ""
     return f"verified after {duration(event.get('after_s'))}{ghost}"
@@ -215,6 +221,7 @@ _TELL: Mapping[str, Callable[[Event], str]] = {
     "waiting": _why,
     "note": _why,
     "xid": _xid,
+    "stacks": _stacks,
     "relaunching": _relaunching,
     "run_finished": _finished,
 }

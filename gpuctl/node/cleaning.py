@@ -6,14 +6,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
-from gpuctl.node import faults, ledger
+from gpuctl.node import faults, ledger, stacks
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
 from gpuctl.node.emptiness import Emptiness, wait_empty
 from gpuctl.node.processes import Process, ProcessId, find, scan
 from gpuctl.node.proof import Proof
-from gpuctl.node.reaper import end
-from gpuctl.wire.incidents import Exit
+from gpuctl.node.reaper import OnKill, end
+from gpuctl.wire.incidents import Exit, Incident
 from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import Stop
 
@@ -48,13 +48,20 @@ class Cleaning:
         found = find(sampler) if sampler is not None else None
         return [me] if found is None else [me, found.id]
 
-    def clean_up(self, attempt: Attempt, request: Optional[Request], exit: Optional[Exit]) -> None:
-        """Ends what lives of the attempt, journals its exit, and verifies its GPUs. Safe to do twice."""
+    def clean_up(
+        self, attempt: Attempt, request: Optional[Request], exit: Optional[Exit], incident: Optional[Incident] = None
+    ) -> None:
+        """Ends what lives of the attempt, journals its exit, and verifies its GPUs. Safe to do twice.
+
+        Where it lives and is stuck, as the incident says, it is written down first where its processes stand.
+        """
         of = self._of
         if exit is not None:
             self._note_exit(exit)
         of.record.write("cleaning", gpus=[device.index for device in of.placement.devices])
         grace = request.grace_s if request is not None and request.grace_s is not None else of.spec.stop.grace_s
+        if exit is None and request is None and incident is not None and incident.cls in stacks.ABORTS:
+            self._keep_stacks(attempt, abort=stacks.ABORTS[incident.cls])
         if request is not None or not of.spec.observe:
             self._end(attempt, Stop(of.spec.stop.signal, grace), "of this run, which is being ended")
         if exit is None:
@@ -109,15 +116,28 @@ class Cleaning:
         assert self._proof is not None
         end(attempt.top(self._of.spec.stop.signal), self._proof, self._of.spec.stop, pause=time.sleep, on_kill=_ignore)
 
+    def _keep_stacks(self, attempt: Attempt, *, abort: bool) -> None:
+        of = self._of
+        assert self._proof is not None
+        ours = self._proof.ours(scan())
+        try:
+            kept = stacks.keep(attempt.folder.path, ours, abort=abort, pause=of.pause, on_kill=self._killing(""))
+        except OSError as error:  # a disk that has no room for them, say: the attempt is to be ended all the same
+            of.record.write("note", why=f"its processes' stacks could not be kept: {error}")
+            return
+        of.record.write("stacks", file=stacks.FILE, processes=kept.of, dumped=kept.dumped, aborted=kept.aborted)
+
+    def _killing(self, why: str) -> OnKill:
+        def on_kill(process: Process, signal: str, reason: str) -> None:
+            self._of.record.write("killed", pid=process.id.pid, name=process.comm, signal=signal, why=reason or why)
+
+        return on_kill
+
     def _end(self, attempt: Attempt, stop: Stop, why: str) -> None:
         of = self._of
         assert self._proof is not None
         self._proof.never = set(self._never(ProcessId(*_me())))
-
-        def on_kill(process: Process, signal: str, reason: str) -> None:
-            of.record.write("killed", pid=process.id.pid, name=process.comm, signal=signal, why=reason or why)
-
-        reaped = end(attempt.top(stop.signal), self._proof, stop, pause=of.pause, on_kill=on_kill)
+        reaped = end(attempt.top(stop.signal), self._proof, stop, pause=of.pause, on_kill=self._killing(why))
         for process, reason in reaped.spared:
             self._spare(process.id.pid, process.comm, reason)
 

@@ -87,7 +87,7 @@ class Supervisor:
                 attempt = self.begin()
             if attempt is not None:
                 ending = self.watch(attempt)
-                self.cleaning.clean_up(attempt, ending.request, ending.exit)
+                self.cleaning.clean_up(attempt, ending.request, ending.exit, ending.incident)
                 self.settling.settle(ending)
                 attempt = None
         self.close()
