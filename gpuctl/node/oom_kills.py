@@ -7,9 +7,10 @@ cgroups around it, and `oom_kill` of /proc/vmstat, which counts the whole machin
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from gpuctl.node.processes import ProcessId, find
+from gpuctl.wire.nodespec import NodeSpec
 
 RECENT_S = 120.0
 """A rise of a counter that counts neighbours too says something only shortly before the end; a large process needs a
@@ -45,15 +46,17 @@ class _Counter:
 
 
 class OomCounters:
-    """Of one attempt. `kept` are the values at its start, by path, where somebody else noted them."""
+    """Of one attempt. `kept` are the values at its start, by path, where somebody else noted them. `machines`: which
+    counters count for the whole machine."""
 
-    def __init__(self, kept: Optional[Mapping[str, int]] = None) -> None:
+    def __init__(self, kept: Optional[Mapping[str, int]] = None, *, machines: Sequence[str] = (MACHINE,)) -> None:
         self._kept = dict(kept or {})
+        self._machines = machines
         self._counters: Dict[str, _Counter] = {}
 
     def look(self, process: Union[ProcessId, int], at: float) -> None:
         """Reads them all; those of the cgroup that this process is in by now are added."""
-        for path, counts in _around(process):
+        for path, counts in _around(process, self._machines):
             if path not in self._counters:
                 first = self._kept.get(path, read(path))
                 if first is not None:
@@ -76,6 +79,15 @@ class OomCounters:
         return MACHINE in self._counters
 
 
+def machine_counters(node: NodeSpec) -> List[str]:
+    """Where a node's kernel counts its OOM kills. A simulated node has a simulated kernel too."""
+    if node.simulate is None:
+        return [MACHINE]
+    from gpuctl.simulation.devices import simulated  # only simulated nodes pay for it
+
+    return [MACHINE, simulated(node).kernel_counters]
+
+
 def read(path: str) -> Optional[int]:
     """The file's `oom_kill`; None where it has none, as with kernels before 4.13."""
     try:
@@ -89,7 +101,7 @@ def read(path: str) -> Optional[int]:
     return None
 
 
-def _around(process: Union[ProcessId, int]) -> Iterator[Tuple[str, str]]:
+def _around(process: Union[ProcessId, int], machines: Sequence[str]) -> Iterator[Tuple[str, str]]:
     """Path and reach of every counter that a kill of this process would raise."""
     if isinstance(process, int):
         yield from _of_cgroups(process)
@@ -97,7 +109,8 @@ def _around(process: Union[ProcessId, int]) -> Iterator[Tuple[str, str]]:
         found = find(process.pid)
         if found is not None and found.id == process and found.alive:
             yield from _of_cgroups(process.pid)
-    yield MACHINE, EVERYTHING
+    for path in machines:
+        yield path, EVERYTHING
 
 
 def _of_cgroups(pid: int) -> Iterator[Tuple[str, str]]:

@@ -25,6 +25,7 @@ from gpuctl.node.folders import RunFolder, StateFolder
 from gpuctl.node.history import Record
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
+from gpuctl.node.oom_kills import machine_counters
 from gpuctl.node.outputs import paths_of
 from gpuctl.node.placement import Placement, read_launch, simulated_environment
 from gpuctl.node.processes import ProcessId, environ, signal
@@ -192,7 +193,8 @@ class Supervisor:
             file.write(shell.script(self.spec, known, exported, resume=self.resuming.text(known)))
         with open(os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb"):
             pass  # so that it can be followed from its first byte
-        keep_standing(folder.path, shell.workdir(self.spec, known), self._log_globs(known))
+        machines = machine_counters(self.node)
+        keep_standing(folder.path, shell.workdir(self.spec, known), self._log_globs(known), machines=machines)
         return Starting(self.run, folder, {
             "run_dir": self.run.path,
             "lock": self.run.lock,
@@ -208,7 +210,8 @@ class Supervisor:
         known = shell.values(spec, self.record.life.params or spec.params, attempt.number, 0, 0)
         uuids = [device.uuid for device in self.placement.devices]
         workdir = shell.workdir(spec, known)
-        witness = Witness(attempt, [workdir, *paths_of(spec, known)], shared=spec.share)
+        folders = [workdir, *paths_of(spec, known)]
+        witness = Witness(attempt, folders, machines=machine_counters(self.node), shared=spec.share)
         self.eyes.open(attempt, spec, workdir, self._log_globs(known), uuids, witness=witness)
         self.cleaning.open(attempt)
 

@@ -254,11 +254,11 @@ def time_limit(seconds: float = MATCH_S) -> Iterator[None]:
         signals.signal(signals.SIGALRM, before)
 
 
-def keep_standing(attempt_dir: str, workdir: str, globs: Sequence[str]) -> None:
+def keep_standing(attempt_dir: str, workdir: str, globs: Sequence[str], *, machines: Sequence[str]) -> None:
     """Notes, before the attempt starts, where the job's own log files end and what the kernel has counted: what stood
     there is not this attempt's."""
     marks = standing(workdir, globs) if globs else {}
-    keep(attempt_dir)
+    keep(attempt_dir, machines)
     write_json(os.path.join(attempt_dir, STANDING), {path: mark.to_json() for path, mark in marks.items()})
 
 

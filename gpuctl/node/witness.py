@@ -15,7 +15,7 @@ from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
 from gpuctl.node.folders import write_json
 from gpuctl.node.kernel import KernelLog, OomKill, Report, XidReport, pci_of
-from gpuctl.node.oom_kills import RECENT_S, OomCounters
+from gpuctl.node.oom_kills import MACHINE, RECENT_S, OomCounters
 from gpuctl.node.room import Disks
 from gpuctl.watchdog.xids import class_of, meaning
 from gpuctl.wire.incidents import Evidence, Exit
@@ -29,9 +29,9 @@ OF_OTHERS = "the OOM kills that the kernel counted meanwhile were of other proce
 DISKS_S = 1.0  # that disks have to answer when an attempt has ended
 
 
-def keep(attempt_dir: str) -> None:
+def keep(attempt_dir: str, machines: Sequence[str]) -> None:
     """Notes, before an attempt starts, what the kernel has counted and logged until now."""
-    counters, log = OomCounters(), KernelLog()
+    counters, log = OomCounters(machines=machines), KernelLog()
     counters.look(os.getpid(), boottime())  # the keeper, and the job below it, start in our cgroup
     write_json(os.path.join(attempt_dir, KEPT), {"oom_kills": counters.values(), "log_us": log.newest_us})
     log.close()
@@ -40,11 +40,13 @@ def keep(attempt_dir: str) -> None:
 class Witness:
     """Of one attempt, whose job writes below `folders`. `shared`: other programs may use its GPUs too."""
 
-    def __init__(self, attempt: Attempt, folders: Sequence[str], *, shared: bool = False) -> None:
+    def __init__(
+        self, attempt: Attempt, folders: Sequence[str], *, machines: Sequence[str] = (MACHINE,), shared: bool = False
+    ) -> None:
         kept = _kept(attempt)
         self._job = attempt.job
         self._shared = shared
-        self._counters = OomCounters(kept.get("oom_kills"))
+        self._counters = OomCounters(kept.get("oom_kills"), machines=machines)
         self._log = KernelLog(kept.get("log_us"))
         self._disks = Disks(folders)
         self._full: List[str] = []

@@ -2,6 +2,7 @@
 
     dev/nvidiactl, dev/nvidia0…, dev/nvidia-uvm   plain files: fuser and /proc see who has them open
     contexts/<index>/<pid>-<random>               one file per process and GPU: what it holds there, how it computes
+    vmstat                                        what the simulated machine's kernel counts: its OOM kills
     locks/<index>                                 held for a moment by who allocates: two never get the same last MiB
     faults.json                                   optional, for trials: what is wrong with the driver or a GPU
 
@@ -71,6 +72,14 @@ def resolved(node: NodeSpec) -> NodeSpec:
     )
 
 
+def simulated(node: NodeSpec) -> SimulatedGpus:
+    """The GPUs of a simulated node."""
+    simulate = resolved(node).simulate
+    if simulate is None or simulate.folder is None:
+        raise ValueError(f"{node.name} has no simulated GPUs")
+    return SimulatedGpus(simulate.folder)
+
+
 class SimulatedGpus:
     """The GPUs of one state folder."""
 
@@ -89,6 +98,8 @@ class SimulatedGpus:
         files = [f"dev/{name}" for name in device_names(shape.gpus)] + [f"locks/{n}" for n in range(shape.gpus)]
         for file in files:
             os.close(os.open(os.path.join(folder, file), os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+        if not os.path.exists(os.path.join(folder, "vmstat")):
+            cls._count_oom_kills(folder, 0)
         text = json.dumps(replace(shape, folder=None).to_json())
         path = os.path.join(folder, "simulation.json")
         if _read(path) != text:
@@ -97,6 +108,24 @@ class SimulatedGpus:
                 out.write(text)
             os.replace(aside, path)
         return cls(folder)
+
+    @property
+    def kernel_counters(self) -> str:
+        """In the format of /proc/vmstat."""
+        return self.path("vmstat")
+
+    def note_oom_kill(self) -> None:
+        """The simulated machine's kernel has killed a process, for want of main memory."""
+        with self.allocating(0):
+            count = int(_read(self.kernel_counters).split()[1])
+            self._count_oom_kills(self.folder, count + 1)
+
+    @staticmethod
+    def _count_oom_kills(folder: str, count: int) -> None:
+        path = os.path.join(folder, "vmstat")
+        with open(f"{path}.{os.getpid()}", "w", encoding="ascii") as out:
+            out.write(f"oom_kill {count}\n")
+        os.replace(out.name, path)
 
     @property
     def capacity_mib(self) -> int:

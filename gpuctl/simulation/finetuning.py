@@ -15,6 +15,7 @@ from typing import List, Optional
 
 from gpuctl.simulation.console import Pace, say, say_traceback
 from gpuctl.simulation.cuda import GIB, Gpu
+from gpuctl.simulation.devices import FOLDER_VARIABLE, SimulatedGpus
 
 BATCH = 8
 COMPUTE_S = 0.2  # a batch, on the GPU
@@ -67,7 +68,8 @@ class Loader:
         return OWN_GIB + len(self.pids) * min(CACHE_GIB, cached)
 
     def _killed_by_the_kernel(self) -> None:
-        """A real SIGKILL, in the kernel's stead; what PyTorch's handler for dead workers says then."""
+        """A real SIGKILL, in the kernel's stead, and counted as its own; what PyTorch says of dead workers then."""
+        SimulatedGpus(os.environ[FOLDER_VARIABLE]).note_oom_kill()
         pid = self.pids[-1]
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
