@@ -123,3 +123,25 @@ print("step 1/2", flush=True)
 kernel((1,), (1,), (cupy.zeros(4, dtype=cupy.int32),))
 cupy.cuda.Device().synchronize()
 """
+
+HUNG = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+attempt = os.environ["GPUCTL_ATTEMPT"]
+for step in range(1, 61):
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        b = a @ a
+        torch.cuda.synchronize()
+    if step == 30 and rank == 1 and attempt == "1":
+        time.sleep(3600)
+    dist.all_reduce(b)
+    torch.cuda.synchronize()
+    if rank == 0:
+        print(f"step {step}/60", flush=True)
+dist.destroy_process_group()
+"""
+"""One of two ranks does not come to the all-reduce; in the second attempt it does."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuctl.wire.runspec import OnOom, RunSpec, Stop
+from gpuctl.wire.runspec import OnOom, Relaunches, RunSpec, Stop
 from tests.gpu import scripts
 from tests.parts.node import TestNode
 from tests.waiting import wait_until
@@ -35,7 +37,7 @@ def incident(real: TestNode) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("script", "expected", "said"),
     [
-        (scripts.ASSERT, "device_assert", "device-side assert"),
+        (scripts.ASSERT, "device_assert", "index out of bounds"),
         (scripts.JAX, "gpu_oom", "out of memory"),
         (scripts.CUPY, "gpu_oom", "out of memory"),
         (scripts.BAD_WRITE, "cuda_illegal_access", "illegal"),
@@ -126,3 +128,15 @@ def test_a_killed_worker_is_not_the_gpus_fault(real: TestNode) -> None:
     assert real.wait_over(within_s=120).state == "failed"
     assert not incident(real)["class"].startswith("gpu_oom")
     assert len(real.events(type="attempt_started")) == 1
+
+
+@pytest.mark.skipif(len(list(Path("/dev").glob("nvidia[0-9]*"))) < 2, reason="needs two GPUs")
+def test_a_hung_collective_is_found_and_launched_again(real: TestNode) -> None:
+    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
+    spec = replace(job(real, scripts.HUNG, launcher=torchrun, on_failure=Relaunches(1, 0.0)), gpus=2)
+    real.start(watched(spec, stall={"for_s": 20, "action": "relaunch"}))
+    assert real.wait_over(within_s=200).state == "succeeded"
+    found = incident(real)
+    assert (found["class"], found["gpu"]) == ("stalled", 1), found
+    print(json.dumps(found["evidence"], indent=1))
+    assert len(real.events(type="attempt_started")) == 2
