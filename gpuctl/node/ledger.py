@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 from gpuctl.node.clock import now
 from gpuctl.node.folders import StateFolder
 from gpuctl.watchdog.gpu_memory import held_by_others
-from gpuctl.watchdog.ledger import same, template_of
+from gpuctl.watchdog.ledger import same, template_of, with_code
 from gpuctl.wire.incidents import Exit
 from gpuctl.wire.ledger import OUT_OF_MEMORY, LedgerEntry
 from gpuctl.wire.nodespec import NodeSpec
@@ -64,6 +64,16 @@ def read(state: StateFolder, job: Optional[str] = None) -> List[LedgerEntry]:
 def experience(state: StateFolder, spec: RunSpec, devices: Sequence[DeviceSample]) -> List[LedgerEntry]:
     """The entries that count for this job on these devices."""
     return same(read(state, spec.job), template_of(spec), *model_of(devices)[:2]) if devices else []
+
+
+def experience_of(supervisor: Supervisor) -> List[LedgerEntry]:
+    """The entries that count for the run's next values, after its last attempt."""
+    started, spec = supervisor.record.started, supervisor.spec
+    if started is None or not started.get("model"):
+        return []
+    entries = read(StateFolder(supervisor.node), spec.job)
+    mine = same(entries, template_of(spec), started["model"], len(started.get("gpus", [])))
+    return with_code(mine, started.get("code"))
 
 
 def answer(node: NodeSpec, job: Optional[str] = None) -> Dict[str, Any]:

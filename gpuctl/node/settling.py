@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuctl.node import faults
+from gpuctl.node import faults, ledger
 from gpuctl.node.folders import write_json
 from gpuctl.watchdog.policy import decide
 from gpuctl.wire.incidents import Action, Incident
@@ -50,7 +50,8 @@ class Settling:
     def decided(self, incident: Incident) -> Action:
         of = self._of
         resumes = bool(of.resuming.candidates())
-        return decide(incident, of.spec, of.record.life.params, of.record.attempts, resumes=resumes)
+        known = ledger.experience_of(of)
+        return decide(incident, of.spec, of.record.life.params, of.record.attempts, resumes=resumes, ledger=known)
 
     def _act(self, action: Action, incident: Incident) -> None:
         of = self._of

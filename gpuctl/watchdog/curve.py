@@ -83,6 +83,6 @@ def _determinant(rows: Sequence[Sequence[float]]) -> float:
     if len(rows) == 1:
         return rows[0][0]
     return sum(
-        (-1) ** column * value * _determinant([[*row[:column], *row[column + 1 :]] for row in rows[1:]])
+        (-1.0) ** column * value * _determinant([[*row[:column], *row[column + 1 :]] for row in rows[1:]])
         for column, value in enumerate(rows[0])
     )

@@ -1,19 +1,30 @@
 """The ladder: which values to try next when GPU memory has run out.
 
-It knows what the job file says (`on_oom`) and what earlier attempts with which values came to. It never gives the same
-combination twice, stays within floor and multiple, keeps a product where the job says so, and ends with a sentence.
+It knows what the job file says (`on_oom`) and what earlier attempts with which values came to. It never gives a
+combination that has failed, or one beyond it; stays within floor and multiple, keeps a product where the job says so,
+and ends with a sentence.
+
+Which value is next is a matter of cost. One that is too large costs a loading of the model; one that is too small costs
+speed for as long as the job runs. So from a value known to fit, one above it is tried where what it gains, if it fits,
+outweighs what it loses, if it does not. Without one, the steps down grow where loading is dear.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+from gpuctl.watchdog.curve import HEADROOM, largest_within
+from gpuctl.watchdog.ledger import at_or_beyond
 from gpuctl.wire.runspec import Number, OnOom, Scalar
 
 DEAR_LOADING_S = 60.0
-"""From here on a known-good value is taken at once: trying one between costs another loading."""
+"""From here on loading is dear: steps down grow. Where nobody knows how long the job runs once it fits, it is also what
+a faster run is taken to be worth."""
+_SURE_OF_CURVE = 0.8
+_SURE_OF_MIDDLE = 0.5
+"""How likely a value between good and bad fits: one that the memory curve gives, and the middle of their magnitudes."""
 
 Params = Dict[str, Scalar]
 
@@ -36,11 +47,16 @@ class Exhausted:
 @dataclass(frozen=True)
 class Seen:
     """What is known of combinations of values: those that ran out of memory, those that fitted, and what an attempt
-    costs before it shows which (`loading_s`; None: unknown, so taken for dear)."""
+    costs before it shows which (`loading_s`; None: unknown, so taken for dear, but not for so dear as to leap)."""
 
     failed: Sequence[Mapping[str, Scalar]] = ()
     fitted: Sequence[Mapping[str, Scalar]] = field(default=())
     loading_s: Optional[float] = None
+    work_s: Optional[float] = None  # how long the job runs once it fits
+    peaks: Sequence[Tuple[Mapping[str, Scalar], float]] = field(default=())  # of those that fitted, in MiB
+    loaded_mib: Optional[float] = None  # what the model alone takes
+    total_mib: Optional[float] = None
+    overdrawn: float = 1.0  # how many times an empty GPU the failed request would have needed
 
 
 def next_step(
@@ -60,7 +76,7 @@ def next_step(
         for rung in rungs:
             for candidate in rung.down_to_good() if down_to_good else rung.further_down():
                 changed = rung.with_value(candidate)
-                if changed is not None and changed not in tried:
+                if changed is not None and not any(at_or_beyond(changed, failed, on_oom) for failed in tried):
                     return Step(changed, f"{rung.name} {_show(rung.value)} → {_show(changed[rung.name])}")
     return Exhausted("; ".join(rung.end() for rung in rungs))
 
@@ -80,26 +96,65 @@ class _Rung:
         self._listed = sorted(set(on_oom.values.get(name, ())), reverse=True)
 
     def down_to_good(self) -> Iterator[Number]:
-        """Towards the known-good value: at once, or by halves of the distance where an attempt costs little."""
+        """The known-good value; before it one above, where that is worth its risk."""
         good = self._good()
         if good is None:
             return
-        if self._seen.loading_s is not None and self._seen.loading_s < DEAR_LOADING_S:
-            between = math.sqrt(float(good) * self._number())
-            nearest = next((value for value in self._listed if value <= between), None)
-            yield from self._allowed([nearest if nearest is not None else self._rounded(between)], above=good)
+        guess, sure = self._between(good)
+        for candidate in self._allowed([guess], above=good):
+            if self._worthwhile(good, candidate, sure):
+                yield candidate
         yield from self._allowed([good])
 
     def further_down(self) -> Iterator[Number]:
-        """By the factor (or the list), down to the floor."""
+        """By the factor (or the list), down to the floor. Where loading is dear, the step grows with each failure."""
         if self._listed:
             yield from self._allowed(self._listed)
             return
-        value, lowest = self._number() * self._on_oom.factor, self._lowest()
-        while lowest < value < self._number() and value * self._on_oom.factor < value:
+        factor, lowest = self._on_oom.factor, self._lowest()
+        value = min(self._number() * factor ** self._leap(), self._number() / self._seen.overdrawn)
+        while lowest < value < self._number() and value * factor < value:
             yield from self._allowed([self._rounded(value)])
-            value *= self._on_oom.factor
+            value *= factor
         yield from self._allowed([lowest])
+
+    def _between(self, good: Number) -> Tuple[Number, float]:
+        """A value between good and bad, and how likely it fits."""
+        curve = self._curve()
+        middle = math.sqrt(float(good) * self._number())
+        guess, sure = (curve, _SURE_OF_CURVE) if curve is not None else (middle, _SURE_OF_MIDDLE)
+        if self._listed:
+            return next((value for value in self._listed if value <= guess), good), sure
+        return self._rounded(guess), sure
+
+    def _curve(self) -> Optional[float]:
+        """Where memory reaches its limit, by what was seen with the rest as it is; None where that is no lower."""
+        points = {float(fitted[self.name]): peak for fitted, peak in self._seen.peaks if self._is_like(fitted)}
+        if self._seen.loaded_mib is not None:
+            points[0.0] = self._seen.loaded_mib
+        if self._seen.total_mib is None:
+            return None
+        guess = largest_within(points, HEADROOM * self._seen.total_mib)
+        return guess if guess is not None and guess < self._number() else None
+
+    def _worthwhile(self, good: Number, candidate: Number, sure: float) -> bool:
+        """Does it gain more, if it fits, than it costs, if it does not? A job is taken to go as fast as the value is
+        large: with twice the batch in half the time."""
+        if self._seen.loading_s is None:
+            return False
+        work_s = self._seen.work_s if self._seen.work_s is not None else DEAR_LOADING_S
+        return sure * (1 - float(good) / float(candidate)) * work_s > (1 - sure) * self._seen.loading_s
+
+    def _leap(self) -> int:
+        """How many steps to go down at once: one; or as many as failed with the rest as it is, where each is dear."""
+        if self._seen.loading_s is None or self._seen.loading_s < DEAR_LOADING_S:
+            return 1
+        failed = {failed[self.name] for failed in (*self._seen.failed, self._params) if self._is_like(failed)}
+        return max(1, len(failed))
+
+    def _is_like(self, params: Mapping[str, Scalar]) -> bool:
+        """Are these the present values but for this one, which is a number too?"""
+        return _is_number(params.get(self.name)) and {**params, self.name: 0} == {**self._params, self.name: 0}
 
     def with_value(self, candidate: Number) -> Optional[Params]:
         """All parameters with this one changed. A kept product is made up for by its other factor, for which this one
@@ -129,10 +184,7 @@ class _Rung:
     def _good(self) -> Optional[Number]:
         """The largest value below the present one that is said, or was seen with the rest as it is, to fit."""
         values: List[Number] = [self._on_oom.known_good[self.name]] if self.name in self._on_oom.known_good else []
-        for fitted in self._seen.fitted:
-            value = fitted.get(self.name)
-            if _is_number(value) and {**fitted, self.name: 0} == {**self._params, self.name: 0}:
-                values.append(value)  # type: ignore[arg-type]
+        values += [fitted[self.name] for fitted in self._seen.fitted if self._is_like(fitted)]  # type: ignore[misc]
         return max(self._allowed(values), default=None)
 
     def _allowed(self, values: Sequence[Number], *, above: Optional[Number] = None) -> Iterator[Number]:

@@ -45,7 +45,7 @@ def outlook(spec: RunSpec, entries: Sequence[LedgerEntry], code: Optional[Mappin
     It is refused where the very same command, but for sizes that were no larger, has failed with the very same code; it
     is warned of where only the template is the same.
     """
-    failed = _standing_failures(spec, entries)
+    failed = [entry for entry in standing(entries, spec.on_oom) if at_or_beyond(spec.params, entry.params, spec.on_oom)]
     if not failed:
         return Outlook()
     surely = [entry for entry in failed if _same_code(entry.code, code) and _same_command(spec, entry.params)]
@@ -68,7 +68,7 @@ def best_fitted(spec: RunSpec, entries: Sequence[LedgerEntry]) -> Optional[Ledge
     def size(entry: LedgerEntry) -> List[float]:
         return [_number(entry.params.get(name)) or 0.0 for name in sizes]
 
-    return max((entry for entry in entries if entry.fitted and not entry.too_big), key=size, default=None)
+    return max((entry for entry in entries if entry.fitted), key=size, default=None)
 
 
 def at_or_beyond(params: Params, other: Params, on_oom: Optional[OnOom]) -> bool:
@@ -82,15 +82,24 @@ def at_or_beyond(params: Params, other: Params, on_oom: Optional[OnOom]) -> bool
     return all(_no_smaller(value, other[name]) for name, value in params.items() if name not in partners)
 
 
-def _standing_failures(spec: RunSpec, entries: Sequence[LedgerEntry]) -> List[LedgerEntry]:
-    """Failures with these or smaller values that no later attempt with these or larger ones has disproved."""
-    standing = []
+def standing(entries: Sequence[LedgerEntry], on_oom: Optional[OnOom]) -> List[LedgerEntry]:
+    """The failures that no later attempt with the same or larger values has disproved."""
+    found = []
     for place, entry in enumerate(entries):
-        if entry.too_big and at_or_beyond(spec.params, entry.params, spec.on_oom):
-            later = (other for other in entries[place + 1 :] if other.fitted and not other.too_big)
-            if not any(at_or_beyond(other.params, spec.params, spec.on_oom) for other in later):
-                standing.append(entry)
-    return standing
+        later = (other for other in entries[place + 1 :] if other.fitted)
+        if entry.too_big and not any(at_or_beyond(other.params, entry.params, on_oom) for other in later):
+            found.append(entry)
+    return found
+
+
+def with_code(entries: Iterable[LedgerEntry], code: Optional[Mapping[str, Any]]) -> List[LedgerEntry]:
+    """Without failures of what is known to be other code: it may need less now. What fitted stays worth a try."""
+    return [entry for entry in entries if not entry.too_big or not _other_commit(entry.code, code)]
+
+
+def _other_commit(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str, Any]]) -> bool:
+    commits = [code.get("commit") if code else None for code in (one, other)]
+    return None not in commits and commits[0] != commits[1]
 
 
 def _same_command(spec: RunSpec, params: Params) -> bool:

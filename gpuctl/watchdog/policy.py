@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from gpuctl.watchdog import budgets
+from gpuctl.watchdog.experience import counts, seen_by
 from gpuctl.watchdog.gpu_memory import held_by_others
-from gpuctl.watchdog.ladder import Exhausted, Seen, next_step
+from gpuctl.watchdog.ladder import Exhausted, Step, next_step
 from gpuctl.watchdog.stated import as_stated
 from gpuctl.watchdog.vitals import LOW_POWER, STALL
 from gpuctl.wire.incidents import Action, AttemptRecord, Incident
+from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.runspec import Finding, OnOom, Relaunches, RunSpec, Scalar, Watch
 
 GIVES_WAY = ("gpu_oom", "gpu_oom_fragmentation")
@@ -53,10 +55,11 @@ def decide(
     history: Sequence[AttemptRecord],
     *,
     resumes: bool = False,
+    ledger: Sequence[LedgerEntry] = (),
 ) -> Action:
     """What to do about it. `params` are the failed attempt's; `history` is every attempt, that one last.
 
-    `resumes`: the next attempt would go on from a checkpoint.
+    `resumes`: the next attempt would go on from a checkpoint. `ledger`: what other runs of the same template showed.
     """
     since = budgets.since_request(history)
     own = spec.policy.get(incident.cls)
@@ -72,7 +75,7 @@ def decide(
         if back is not None:
             return back
     if incident.cls in GIVES_WAY + AT_LOAD:
-        return _give_way(incident, spec, params, since, env=env, resumes=resumes)
+        return _give_way(incident, spec, params, since, ledger, env=env, resumes=resumes)
     if incident.cls in HARMFUL:
         state, why = HARMFUL[incident.cls]
         return _stop(state, incident, why)
@@ -146,6 +149,7 @@ def _give_way(
     spec: RunSpec,
     params: Mapping[str, Scalar],
     since: Sequence[AttemptRecord],
+    ledger: Sequence[LedgerEntry],
     *,
     env: Dict[str, str],
     resumes: bool,
@@ -189,9 +193,7 @@ def _give_way(
             incident,
             "it ran out while loading, which no smaller batch changes (`on_oom.at_load` names what would)",
         )
-    seen = Seen([record.params for record in since if _counts(record)], loading_s=_loading_s(since))
-    stated = as_stated(incident, on_oom, params, seen, reduce) if incident.cls in AT_LOAD else None
-    step = stated or next_step(on_oom, params, seen, reduce=reduce)
+    step = _next_step(incident, on_oom, params, since, ledger=ledger, reduce=reduce)
     if isinstance(step, Exhausted):
         return _stop("blocked", incident, step.why)
     if resumes and not on_oom.resume_changed and not _keeps_product(on_oom, params, step.params):
@@ -202,6 +204,27 @@ def _give_way(
             f"{spec.run} --set …` does so this once)",
         )  # fmt: skip
     return Action("relaunch", f"{_what(incident)}: {step.why}", params=step.params, env=env)
+
+
+def _next_step(
+    incident: Incident,
+    on_oom: OnOom,
+    params: Mapping[str, Scalar],
+    since: Sequence[AttemptRecord],
+    *,
+    ledger: Sequence[LedgerEntry],
+    reduce: Sequence[str],
+) -> Union[Step, Exhausted]:
+    """By what the message states, else by the ladder. What other runs showed is advice: where it leaves nothing to try,
+    it is tried without them."""
+    seen = seen_by(incident, on_oom, since, ledger)
+    stated = as_stated(incident, on_oom, params, seen, reduce) if incident.cls in AT_LOAD else None
+    if stated is not None:
+        return stated
+    step = next_step(on_oom, params, seen, reduce=reduce)
+    if isinstance(step, Exhausted) and ledger:
+        return next_step(on_oom, params, seen_by(incident, on_oom, since), reduce=reduce)
+    return step
 
 
 def _keeps_product(on_oom: OnOom, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> bool:
@@ -268,14 +291,6 @@ def _foreign(incident: Incident, since: Sequence[AttemptRecord]) -> Optional[str
     return None
 
 
-def _counts(record: AttemptRecord) -> bool:
-    """Has it shown that these values do not fit? Not where others held memory."""
-    incident = record.incident
-    if incident is None or incident.cls not in GIVES_WAY + AT_LOAD or not record.gpus_were_empty:
-        return False
-    return not (incident.evidence and held_by_others(incident.evidence[0]))
-
-
 def _new_setting(incident: Incident, spec: RunSpec, since: Sequence[AttemptRecord]) -> bool:
     """Fragmentation, and a setting against it that no attempt before this one had."""
     if incident.cls != "gpu_oom_fragmentation":
@@ -301,7 +316,7 @@ def _same_request(since: Sequence[AttemptRecord]) -> bool:
     asked = [
         (record.params, record.incident.evidence[0])
         for record in since
-        if record.incident is not None and record.incident.evidence and _counts(record)
+        if record.incident is not None and record.incident.evidence and counts(record)
     ]
     if len(asked) < 2:
         return False
@@ -309,11 +324,6 @@ def _same_request(since: Sequence[AttemptRecord]) -> bool:
     if one.requested_bytes is None or one.requested_bytes <= _GRANULE or before == now:
         return False
     return one.requested_bytes == other.requested_bytes and one.frame == other.frame
-
-
-def _loading_s(since: Sequence[AttemptRecord]) -> Optional[float]:
-    known = [record.loading_s for record in since if record.loading_s is not None]
-    return max(known, default=None)
 
 
 def _what(incident: Incident) -> str:
