@@ -76,7 +76,7 @@ class Caller:
             request["keepalive"] = keepalive
 
         async def begin() -> Conversation:
-            argv = [self.python, "-I", "-c", BOOT, self.node.spec().state_dir, self.bundle.digest, verb]
+            argv = [self.python, "-IS", "-c", BOOT, self.node.spec().state_dir, self.bundle.digest, verb]
             process = await self.transport.start(argv)
             self.reached = True
             where = self.transport.where
@@ -109,7 +109,7 @@ class Caller:
         async with self._sending:
             if self._sent > sent_before:
                 return
-            argv = [self.python, "-I", "-c", RECEIVE, self.node.spec().state_dir, self.bundle.digest]
+            argv = [self.python, "-IS", "-c", RECEIVE, self.node.spec().state_dir, self.bundle.digest]
             done = await run(self.transport, argv, stdin=self.bundle.data, deadline_s=SEND_S)
             await self._expect_received(done.stdout, done.stderr)
             self._sent += 1

@@ -11,6 +11,9 @@ import pwd
 import sys
 from typing import Dict, List
 
+FLAGS = "-IS"
+"""Isolated from the user's site and folder; and without site-packages, whose .pth files cost 2 MB and may run anything."""
+
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -20,8 +23,8 @@ def archive() -> str:
 
 
 def argv(*verb: str) -> List[str]:
-    """The argv that runs a verb of this same bundle, in this same Python, isolated from the user's site and folder."""
-    return [sys.executable, "-I", archive(), *verb]
+    """The argv that runs a verb of this same bundle, in this same Python."""
+    return [sys.executable, FLAGS, archive(), *verb]
 
 
 def login_environment() -> Dict[str, str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gpuctl.node.processes import Process, ProcessId, environ, namespace
+from gpuctl.node.program import FLAGS
 
 MARKER = "GPUCTL_RUN"
 ATTEMPT_DIR = "GPUCTL_DIR"
@@ -63,7 +64,7 @@ class _Seen:
 def own(process: Process) -> bool:
     """Whether it is gpuctl itself: keeper, supervisor, sampler or view, of whichever run (`node/program.py`)."""
     argv = process.argv
-    return len(argv) > 3 and argv[1] == "-I" and argv[2].endswith(".pyz") and argv[3] in OWN_VERBS
+    return len(argv) > 3 and argv[1] in ("-I", FLAGS) and argv[2].endswith(".pyz") and argv[3] in OWN_VERBS
 
 
 def keeper(process: Process) -> bool:
