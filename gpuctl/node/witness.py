@@ -70,10 +70,11 @@ class Witness:
         return found + (self._read(at) if self._log.cheap else [])
 
     def xids(self, reported: Sequence[Xid], at: float) -> List[Evidence]:
-        """Those that NVML has reported."""
+        """Those that NVML has reported; as the kernel's log words them where it can be read, since it says more."""
         ours = [xid for xid in reported if xid.gpu in self._index.values()]
+        logged = self._read(at) if ours and self._log.cheap else []
         told = [self._xid(xid.number, xid.gpu, "NVML", at) for xid in ours]
-        return [evidence for evidence in told if evidence is not None]
+        return logged + [evidence for evidence in told if evidence is not None]
 
     def at_exit(self, exit: Exit, at: float) -> List[Evidence]:
         """All that may explain how it ended."""

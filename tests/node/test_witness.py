@@ -29,22 +29,34 @@ with ProcessPoolExecutor(1) as pool:
     pool.submit(grow).result()
 """
 LIMIT = 160 << 20  # keeper and supervisor live in it too
-MEMORY = Path("/sys/fs/cgroup/memory")
+V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 @pytest.fixture
 def container(sim: TestNode) -> Iterator[Path]:
     """A memory cgroup with a limit, in which all that the node starts lives, as in a container."""
-    if os.getuid() != 0 or not (MEMORY / "memory.limit_in_bytes").exists():
-        pytest.skip("needs root and the memory controller of cgroup v1")
-    folder = MEMORY / f"gpuctl-test-{os.getpid()}"
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text(str(LIMIT))
+    folder = limited_cgroup()
     sim.python = ["/bin/sh", "-c", f'echo $$ > {folder}/cgroup.procs; exec "$@"', "sh", *sim.python]
     yield folder
     sim.close()
     wait_until(lambda: not (folder / "cgroup.procs").read_text(), what="an empty cgroup")
     folder.rmdir()
+
+
+def limited_cgroup() -> Path:
+    if os.getuid() != 0:
+        pytest.skip("only root may make a cgroup")
+    limits = {V1: "memory.limit_in_bytes", V2: "memory.max"}
+    for mount, limit in limits.items():
+        folder = mount / f"gpuctl-test-{os.getpid()}"
+        if not mount.is_dir() or not os.access(mount, os.W_OK):
+            continue
+        folder.mkdir()
+        if (folder / limit).exists():
+            (folder / limit).write_text(str(LIMIT))
+            return folder
+        folder.rmdir()
+    pytest.skip("no memory controller of cgroup v1 or v2 here")
 
 
 @pytest.fixture
@@ -96,9 +108,10 @@ def test_a_job_that_the_kernel_kills_for_memory(sim: TestNode, container: Path) 
     if KernelLog().readable:
         assert evidence(sim)[0]["pid"] == pid
         assert f"Killed process {pid}" in evidence(sim)[0]["text"]
+    counter = next(path for path in map(container.joinpath, ("memory.oom_control", "memory.events")) if path.exists())
     counted = [item["text"] for item in evidence(sim) if item["source"] == "counters"]
-    assert counted[0] == f"{container}/memory.oom_control: oom_kill 0 → 1 (it counts the processes of its own cgroup)"
-    assert counted[1].startswith("/proc/vmstat") and "neighbours too" in counted[1]
+    assert counted[0] == f"{counter}: oom_kill 0 → 1 (it counts the processes of its own cgroup)"
+    assert "neighbours too" in counted[-1]
 
 
 def test_a_worker_that_the_kernel_kills_for_memory(sim: TestNode, container: Path) -> None:
