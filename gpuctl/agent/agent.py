@@ -20,6 +20,7 @@ W = TypeVar("W", bound=Word)
 
 CLEAN_S = 300.0  # it waits for processes to end, and for memory to be given back
 REMOVE_S = 300.0  # folders of many GiB
+REPLAY_S = 600.0  # logs of many GiB
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,12 @@ class Agent(Caller):
     async def ledger(self, *, job: str | None = None) -> Ledger:
         answer = await self.call("ledger", job=job)
         return Ledger(self._words(LedgerEntry, answer.get("entries")), self._words(RunRow, answer.get("removed")))
+
+    async def replay(
+        self, *, run: str | None = None, folder: str | None = None, changes: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A recorded run through today's rules: `{"run", "job", "attempts", "missing"}`."""
+        return await self.call("replay", deadline_s=REPLAY_S, run=run, folder=folder, changes=dict(changes or {}))
 
     def _gpus(self, answer: dict[str, Any]) -> Gpus:
         return Gpus(self._words(DeviceRow, answer.get("devices")), answer.get("driver"), answer.get("error"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 
 from gpuctl.node.journal import Journal, read
 from gpuctl.node.processes import ProcessId
@@ -11,10 +11,10 @@ from gpuctl.wire.incidents import AttemptRecord, Incident
 from gpuctl.wire.life import Life, advance
 
 
-class Record:
-    """The journal with what was learned from it. All that the supervisor writes goes through `write`."""
+class History:
+    """What events tell of a run's attempts."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
         self.life = Life()
         self.attempts: List[AttemptRecord] = []
         self.answered: Set[str] = set()
@@ -24,19 +24,13 @@ class Record:
         self.exited: Optional[Mapping[str, Any]] = None  # the attempt_exited of that attempt
         self.asked: Optional[Mapping[str, Any]] = None  # an accepted request that is not carried out yet
         self.relaunch: Optional[Mapping[str, Any]] = None  # a relaunching event that no attempt followed yet
-        self.journal = Journal(path)
-        for event in read(path):
+        for event in events:
             self._learn(event)
 
     @property
     def number(self) -> int:
         """Of the last attempt that was started; 0 before the first."""
         return self.attempts[-1].attempt if self.attempts else 0
-
-    def write(self, type: str, *, sync: bool = False, attempt: Optional[int] = None, **fields: Any) -> Dict[str, Any]:
-        event = self.journal.append(type, attempt or self.number or None, sync=sync, **fields)
-        self._learn(event)
-        return event
 
     def _learn(self, event: Mapping[str, Any]) -> None:
         self.life = advance(self.life, event)
@@ -96,3 +90,18 @@ class Record:
     def _amend(self, **changes: Any) -> None:
         if self.attempts:
             self.attempts[-1] = replace(self.attempts[-1], **changes)
+
+
+class Record(History):
+    """The journal with what was learned from it. All that the supervisor writes goes through `write`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.journal = Journal(path)
+        for event in read(path):
+            self._learn(event)
+
+    def write(self, type: str, *, sync: bool = False, attempt: Optional[int] = None, **fields: Any) -> Dict[str, Any]:
+        event = self.journal.append(type, attempt or self.number or None, sync=sync, **fields)
+        self._learn(event)
+        return event

@@ -186,6 +186,12 @@ def _unpack(node: NodeSpec, request: Request, link: Link) -> None:
     unpack(node, request, link)
 
 
+def _replay(node: NodeSpec, request: Request, link: Link) -> None:
+    from gpuctl.node.replay import answer
+
+    link.send(answer(node, request))
+
+
 VERBS: Dict[str, Verb] = {
     "start": _start,
     "ps": _ps,
@@ -200,6 +206,7 @@ VERBS: Dict[str, Verb] = {
     "ledger": _ledger,
     "pack": _pack,
     "unpack": _unpack,
+    "replay": _replay,
 }
 
 

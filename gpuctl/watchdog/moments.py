@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from gpuctl.wire.incidents import Evidence
 from gpuctl.wire.samples import DeviceSample, Sample, TreeIo
@@ -17,6 +17,7 @@ from gpuctl.wire.word import Word
 DENSITY: Sequence[Tuple[float, float]] = ((3600.0, 1.0), (36_000.0, 10.0), (360_000.0, 60.0))
 """(up to this age in seconds, one moment every so many seconds); beyond, one every ten minutes."""
 SPARSEST_S = 600.0
+LOOK_S = 20.0
 
 Reading = List[Optional[float]]  # utilisation, power, memory used, power limit, temperature: as DeviceSample has them
 _MEMORY = 2  # its place in a Reading
@@ -25,6 +26,7 @@ _MEMORY = 2  # its place in a Reading
 @dataclass(frozen=True)
 class Moment(Word):
     mono_s: float
+    over_s: float = 0.0  # before it, that it stands for too, where several became one
     read: Dict[str, int] = field(default_factory=dict)  # by log: bytes since the attempt began, where there were more
     cut: List[str] = field(default_factory=list)  # logs that were cut or replaced
     gpus: Dict[str, Reading] = field(default_factory=dict)  # by index
@@ -47,12 +49,19 @@ class Moment(Word):
         except (ValueError, TypeError, KeyError):
             return None
 
-    def sample(self, uuids: Mapping[str, str], total_mib: Optional[int]) -> Optional[Sample]:
-        """The telemetry of this moment; `uuids` by index."""
+    def samples(self, uuids: Mapping[str, str], total_mib: Optional[int]) -> Iterator[Sample]:
+        """The telemetry of the time that it stands for; `uuids` by index. None where none was taken."""
         if not self.gpus and self.error is None:
-            return None
+            return
         devices = [_device(index, reading, uuids.get(index, index), total_mib) for index, reading in self.gpus.items()]
-        return Sample("", self.mono_s, devices, error=self.error)
+        for at in self.times():
+            yield Sample("", at, devices, error=self.error)
+
+    def times(self) -> Iterator[float]:
+        """The times to look at, its own last: at most `LOOK_S` apart, as nobody had slept meanwhile."""
+        for number in range(int(self.over_s // LOOK_S), 0, -1):
+            yield self.mono_s - number * LOOK_S
+        yield self.mono_s
 
 
 def readings(sample: Sample) -> Dict[str, Reading]:
@@ -106,6 +115,7 @@ def _merged(moments: Sequence[Moment]) -> Moment:
     ios = [moment.io for moment in moments if moment.io is not None]
     return Moment(
         moments[-1].mono_s,
+        round(moments[-1].mono_s - moments[0].mono_s + moments[0].over_s, 2),
         read,
         [source for moment in moments for source in moment.cut],
         {index: _mean([moment.gpus[index] for moment in moments if index in moment.gpus]) for index in sorted(indices)},

@@ -41,8 +41,7 @@ def test_a_judge_keeps_what_it_is_given(tmp_path: Path) -> None:
     first, second, third = read_moments(str(tmp_path / "samples.jsonl"))
     assert (first.read, first.gpus) == ({"log": 8}, {"3": [7, 100, 5, None, None]})
     assert (second.cut, second.read, third.read) == (["log"], {}, {"log": 13})
-    sample = first.sample({"3": "GPU-x"}, 97887)
-    assert sample is not None
+    (sample,) = first.samples({"3": "GPU-x"}, 97887)
     assert (sample.devices[0].uuid, sample.devices[0].power_w) == ("GPU-x", 100)
 
 
@@ -51,8 +50,14 @@ def test_old_moments_are_means_and_nothing_said_is_lost() -> None:
     old = [_moment(float(at), power=at, used=at, read={"log": at}, facts=[fact] if at == 3 else []) for at in range(10)]
     (kept,) = thinned(old, now=7200.0)
     assert kept.gpus["0"] == [50, 4, 9, 700, None], "the mean of power, the peak of memory"
-    assert (kept.mono_s, kept.read, kept.facts) == (9.0, {"log": 9}, [fact])
+    assert (kept.mono_s, kept.over_s, kept.read, kept.facts) == (9.0, 9.0, {"log": 9}, [fact])
     assert thinned(old, now=20.0) == old
+
+
+def test_a_moment_that_stands_for_a_minute_is_looked_at_as_often_as_nobody_slept() -> None:
+    moment = _moment(100.0, over_s=59.0)
+    assert list(moment.times()) == [60.0, 80.0, 100.0]
+    assert [sample.mono_s for sample in moment.samples({}, None)] == [60.0, 80.0, 100.0]
 
 
 def test_a_month_is_little() -> None:
