@@ -165,3 +165,16 @@ def test_a_full_disk_explains_a_failure_that_does_not_say_so(sim: TestNode, smal
     assert sim.wait_over().state == "failed"
     assert incidents(sim)[-1] == ("disk_full", True)
     assert str(small_disk) in evidence(sim)[0]["text"]
+
+
+def test_a_driver_that_hangs_is_told_ends_no_living_job_and_explains_a_failed_one(sim: TestNode) -> None:
+    sim.start(sim.job(waits(sim, "exit 3"), gpus=[0]))
+    sim.wait_state("running")
+    set_faults(sim, hang_s=60)
+    wait_until(lambda: incidents(sim) == [("driver_hung", False)], what="the incident that ends nothing")
+    assert len(sim.jobs_of()) == 1
+    (sim.folder / "gate").touch()
+    life = sim.wait_over()
+    assert life.state == "blocked" and life.why is not None and "driver" in life.why
+    assert incidents(sim) == [("driver_hung", False), ("driver_hung", True)]
+    assert sim.events(type="not_empty")[-1]["failure"] == "unreadable"
