@@ -20,13 +20,13 @@ _OVERLAP = 512  # of the pieces of a longer one
 _BLOCK = 1024 * 1024
 _WHOLE, _MANY = 128 * 1024, 400  # fewer bytes in fewer lines at once are read whole
 _BEFORE, _AFTER = 12 * 1024, 8 * 1024  # bytes around a line that matters: a deep traceback, what follows it
-_TAIL = 1536
+_TAIL = 512  # bytes at a block's end, and the line that they begin in: where progress stands
 _FRUITLESS, _SAMPLED = (
     100,
     10,
 )  # a stem found so often in vain is this log's everyday word: then only a few are looked at
+_RARE = b"xkyfvb"  # letters: a block without one of a stem's has not the stem, and one byte is found ten times as fast
 
-_SEPARATOR = re.compile(rb"[\r\n]")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _BOX = "│┃|"
 _RANK = re.compile(
@@ -50,7 +50,8 @@ _PREFIX = re.compile(
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]?-?(?: ?\d\d:\d\d:\d\d[.,]?\d*)?(?:Z|[+-]\d\d:?\d\d)?(?:"
     r" [A-Z]{2,3}\d+)*\]?:?(?: \| )?"
     r"|\[[\w/.-]+\.(?:py|cc|cpp|cu|go|rs):\d+[\w:]*\] ?"  # [core.py:708]
-    r"|stderr(?: \| |: )|stdout(?: \| |: )"
+    r"|stderr(?: \| |: )|stdout(?: \| |: )|\[[\w./-]+/STD(?:ERR|OUT)\] ?"
+    r"|\d\d:\d\d:\d\d[.,]\d+ (?=\[)|\[(?:Debug|Info|Warning|Error|Fatal)\] ?"
     r"|[A-Za-z][\w.]*[-_][\w.-]*\d* *\| "  # docker compose: service-1  | (a bare word is a column of a table)
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.@-]+\[\d+\]: "  # syslog
     r")"
@@ -76,7 +77,7 @@ class LineReader:
 
     def __init__(self, stems: Sequence[bytes], matters: Callable[[str], bool]) -> None:
         self.whole = False  # read every line, however many: somebody waits for a line that no stem announces
-        self._stems = tuple(stems)
+        self._stems = {stem: [letter for letter in _RARE if letter in stem] for stem in stems}
         self._matters = matters
         self._parts: List[bytes] = []
         self._held = 0
@@ -120,20 +121,19 @@ class LineReader:
             end = min(start + _BLOCK, len(text))
             if end < len(text):
                 end = _separator_before(text, start, end)
-            block = text[start:end]
-            lines += self._read_block(block)
-            self._number += block.count(b"\n")
+            lines += self._read_block(text[start:end])
             start = end
         return lines
 
     def _read_block(self, block: bytes) -> List[Line]:
         windows = self._windows(block)
         lines: List[Line] = []
-        counted, number = 0, self._number
+        counted = 0
         for begin, end in windows:
-            number += block.count(b"\n", counted, begin)
+            self._number += block.count(b"\n", counted, begin)
             counted = begin
-            lines += _split(block[begin:end], number)
+            lines += _split(block[begin:end], self._number)
+        self._number += block.count(b"\n", counted)
         return lines
 
     def _windows(self, block: bytes) -> List[Tuple[int, int]]:
@@ -144,8 +144,9 @@ class LineReader:
             wanted.append((0, min(self._owed, size)))
         self._owed = 0
         lowered = block.lower()
-        for stem in self._stems:
-            wanted += self._hits(block, lowered, stem)
+        for stem, rare in self._stems.items():
+            if all(letter in lowered for letter in rare):
+                wanted += self._hits(block, lowered, stem)
         merged: List[Tuple[int, int]] = []
         for low, high in sorted(wanted):
             begin, end = _separator_before(block, 0, low) if low else 0, _line_around(block, high - 1)[1]
@@ -214,7 +215,7 @@ def read_line(raw: bytes, number: int) -> Line:
     found = _RANK.search(head) if "[" in head or "ank" in head or "TP" in head else None
     if found:
         rank = next(int(group) for group in found.groups() if group is not None)
-    level = _level(head)
+    level = "" if "/STDERR]" in head else _level(head)  # of whoever caught the line, not of who wrote it
     while True:
         prefix = _PREFIX.match(text)
         if not prefix or not prefix.end():
