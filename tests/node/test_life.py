@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.node.processes import alive
+from gpuctl.node.processes import ProcessId, alive
 from gpuctl.wire.runspec import OnOom, Stop
 from tests.parts.node import TestNode, node
 from tests.waiting import wait_until
@@ -193,9 +193,12 @@ def test_own_processes_carry_no_marker(sim: TestNode) -> None:
     finally:
         del os.environ["GPUCTL_RUN"]
     sim.wait_state("loading")
-    own = [process for verb in ("supervise", "keep", "sample") for process in sim.processes(verb)]
-    assert len(own) == 3
-    for process in own:
+
+    def own() -> list[ProcessId]:
+        return [process for verb in ("supervise", "keep", "sample") for process in sim.processes(verb)]
+
+    wait_until(lambda: len(own()) == 3, what="the job's own program in the place of the keeper's fork")
+    for process in own():
         assert b"GPUCTL_" not in Path(f"/proc/{process.pid}/environ").read_bytes()
 
 
