@@ -121,6 +121,18 @@ an attempt `{"attempt", "params", "fitted", "class", "exit_code", "peak_mib", "t
 `fitted` and what `failed` for want of memory. Hours lost are those of attempts that ended in a failure. Of a node
 that can't be reached, the runs that were seen before are shown, without attempts.
 """,
+    "replay": """\
+Nothing is done and nothing is written. The attempts are those that happened: where another decision would have been
+taken, what would have followed it is not known. FOLDER is a copy of a run's folder, which is `.gpuctl/runs/RUN` on its
+node (`gpuctl cp` copies it). `--policy` takes a job file, or a file with some of its keys: `type`, `timeout`, `on_oom`,
+`on_failure`, `policy`, `watch`. The rest is as it was launched.
+
+`--json` prints `{"run", "job", "missing", "attempts": [{"attempt", "params", "was", "now", "differs"}]}`. `was` and
+`now` have `{"class", "action", "state", "params", "why"}`: `action` is `relaunch` (with `params`), `stop` (with
+`state`), or `null` where it goes on. `was` has `asked` too: a person's kill or relaunch came first. `now` has `after_s`
+(when it would have been ended while it lived), `evidence`, and `findings` (classes that would have been told).
+`missing` names logs that are not there any more.
+""",
     "gpus": """\
 Memory is NVML's second version of the reading, which is 0 on an empty GPU. A dash is a reading that the GPU did not
 give. RUNS are the leases; USERS are the processes that NVML names there.

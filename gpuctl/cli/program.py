@@ -26,6 +26,7 @@ COMMANDS = {
     "attach": "Look at a run's tmux view.",
     "explain": "Say why a run or a log failed, and what to do about it.",
     "history": "Show past runs: what fitted, what did not, what failures cost.",
+    "replay": "Judge a recorded run again, by today's rules and another policy.",
     "gpus": "Show each GPU's memory, power and users.",
     "clean": "End orphans of our runs that still use a node's GPUs.",
     "nodes": "Show the inventory's nodes.",

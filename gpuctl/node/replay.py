@@ -38,7 +38,8 @@ def answer(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
         before = folder.spec()
         spec = RunSpec.from_json({**before.to_json(), **(request.get("changes") or {})})
     except FileNotFoundError:
-        raise Refusal(NO_SUCH_RUN, f"{folder.path} is no run's folder: it has no spec.json", "") from None
+        hint = "name a copy of .gpuctl/runs/RUN on its node"
+        raise Refusal(NO_SUCH_RUN, f"{folder.path} is no run's folder: it has no spec.json", hint) from None
     except (TypeError, KeyError, ValueError) as error:
         raise Refusal(BAD_USAGE, f"{folder.spec_file} can't be read: {error}", "") from None
     with contextlib.ExitStack() as files:

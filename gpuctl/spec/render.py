@@ -118,14 +118,14 @@ def render(
         share=job.share,
         queue=queue,
         after=after,
-        on_oom=_on_oom(job.on_oom) if job.on_oom else None,
-        on_failure=_budget(job.on_failure),
-        policy={name: answer if isinstance(answer, str) else _budget(answer) for name, answer in job.policy.items()},
+        on_oom=on_oom(job.on_oom) if job.on_oom else None,
+        on_failure=budget(job.on_failure),
+        policy={name: answer if isinstance(answer, str) else budget(answer) for name, answer in job.policy.items()},
         on_busy_wait_s=job.on_busy.wait,
         resume=runspec.Resume(job.resume.when, job.resume.append) if job.resume else None,
         resume_older=resume,
         outputs=runspec.Outputs(list(job.outputs.paths), job.outputs.on_relaunch or "keep"),
-        watch=_watch(job.watch),
+        watch=watch(job.watch),
         callback=runspec.Callback(list(callback.when), callback.run) if callback else None,
         observe=job.observe,
         by=by,
@@ -177,16 +177,19 @@ def _warnings(job: Job, resume: bool) -> Iterable[str]:
         yield "--resume: the job has no resume:, so nothing will be resumed"
 
 
-def _on_oom(section: OnOom) -> runspec.OnOom:
+def on_oom(section: OnOom) -> runspec.OnOom:
+    """The section as the node has it."""
     plain = section.model_dump(exclude={"max_lost"})
     return runspec.OnOom(**plain, max_lost_s=section.max_lost)
 
 
-def _budget(section: Budget) -> runspec.Relaunches:
+def budget(section: Budget) -> runspec.Relaunches:
+    """The section as the node has it."""
     return runspec.Relaunches(section.relaunch, section.backoff)
 
 
-def _watch(section: WatchSection) -> runspec.Watch:
+def watch(section: WatchSection) -> runspec.Watch:
+    """The section as the node has it."""
     return runspec.Watch(
         logs=list(section.logs),
         ready=section.ready,
