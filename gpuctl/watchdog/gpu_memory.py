@@ -20,15 +20,17 @@ _FIELDS: Dict[str, Tuple["re.Pattern[str]", ...]] = {
         r"trying to allocate \S+ \(rounded to SIZE\)",  # TensorFlow's BFC allocator: the exact one in brackets
         r"failed to allocate \S+ \(SIZE\)",  # StreamExecutor
         r"(?:tr(?:ied|ying|y)|attempt(?:ed|ing)?|unable|fail(?:ed)?|cannot|can't|could not|couldn't) (?:to )?(?:\w+ )?"
-        r"(?:m|c|re)?alloc(?:ate)? (?:(?:a|the|of|gpu|cuda|device|memory|buffer|request|tensor|for|block|chunk) )*"
+        r"(?:m|c|re)?alloc(?:ate)? "
+        r"(?:(?:a|the|of|gpu|cuda|device|memory|buffer|request|tensor|for|block|chunk|region|space) )*"
         r"(?:size )?SIZE",
         r"cannot allocate SIZE",
         r"(?:out of|of) memory (?:while )?(?:trying )?(?:to )?allocat(?:e|ing) SIZE",
-        r"allocat(?:ing|ion of|e) SIZE(?: bytes)?(?: on device| failed|:? out of memory)",
+        r"allocat(?:ing|ion of|e) (?:size )?SIZE(?: bytes)?"
+        r"(?: on device| of (?:device|gpu) memory| failed|:? out of memory)",
         r"(?:requested|needed) (?:buffer|amount|memory|size)[\w ]*?(?: of size|\(|:| was| of GPU memory \()? ?SIZE",
         r"request(?:ed)? (?:for|of)? ?SIZE(?= bytes| on| \(|\b)",
         r"requested\s*:\s*SIZE",
-        r"\bsize(?: was|:|=) ?SIZE bytes",
+        r"\bsize(?: was| of|:|=)? ?SIZE bytes",
     ),
     "total_bytes": _sizes(
         r"total capac(?:i)?ty of SIZE",

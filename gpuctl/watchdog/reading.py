@@ -40,6 +40,7 @@ _SERVED = re.compile(
     r"|\bfinished request\b",
     re.IGNORECASE,
 )
+_ANSWERED = re.compile(r"POST|rompt|inished")  # health checks are answered by a front end whose engine is dead, too
 _REFUSED = re.compile(r"\b(?:GET|POST) .{0,120}[\" ]500\b|\| 500 \|.{0,80}\b(?:GET|POST) ")
 _READY = re.compile(
     r"application startup complete|uvicorn running on|\bserver (?:is )?(?:listening|ready)|server is fired up",
@@ -60,9 +61,11 @@ _LOAD_CALL = re.compile(
     r"|set_module_tensor|dispatch_model|from_single_file|from_config"
     r"|(?:torch|paddle|safetensors\.torch)\.load|\bmodel\.(?:to|cuda|half)\(|_move_model_to_device"
     r"|materialize|_cuda_init|_cuda_setDevice|set_device\(|jax\.devices|initialize backend"
-    r"|load_tensors|llama_model_load|llama_(?:init_from|new_context)|init_from_(?:gpt_)?params|loadEngine|deserialize",
+    r"|load_tensors|llama_model_load|llama_(?:init_from|new_context)|init_from_(?:gpt_)?params|loadEngine|deserialize"
+    r"|\bfailed to load\b|unable to (?:load|create)\b|_model_load",
     re.IGNORECASE,
 )
+_MADE = re.compile(r" __init__(?:\n|$)")
 _WARM_CALL = re.compile(r"profile_run|_dummy_|warm_?up|capture_model|determine_num_available", re.IGNORECASE)
 _TRAIN_CALL = re.compile(
     r"backward|train(?:ing)?_step|optimizer\.step|compute_loss|\btrain|trainer|criterion|\bfit\b", re.IGNORECASE
@@ -85,6 +88,7 @@ class Clue:
     scope: str = "process"  # process | thread | request | finding
     hint: bool = False  # handled, quoted, or below ERROR: it counts only for what fails at once
     served: int = 0  # requests served until then
+    answered: int = 0
     lines: int = 0  # read until then, with the traceback
     text: str = ""  # with what continues it
     alone: bool = True  # raised outside a traceback
@@ -98,6 +102,7 @@ class Reading:
     clues: List[Clue] = field(default_factory=list)
     moves: int = 0
     served: int = 0
+    answered: int = 0  # of them, those that were work
     lines: int = 0
     ended_well: bool = False
     counter: Optional[Counter] = None  # the last one of the work itself
@@ -195,6 +200,7 @@ class Reading:
             at,
             found,
             served=self.served,
+            answered=self.answered,
             lines=self.lines,
             text=line.text,
             alone=raised is None,
@@ -244,6 +250,7 @@ class Reading:
         """A line without trouble of its own: it may continue the last message, handle it, or show that life goes on."""
         if _SERVED.search(text):
             self.served += 1
+            self.answered += bool(_ANSWERED.search(text))
         elif _REFUSED.search(text):
             self._refuse()
         if _ENDED_WELL.search(text):
@@ -314,7 +321,7 @@ def _phase_of(calls: Sequence[str]) -> Optional[str]:
         ):
             if pattern.search(call):
                 return phase
-    return None
+    return "load" if any(_MADE.search(call) for call in calls) else None
 
 
 def _rank(line: Line) -> Optional[int]:

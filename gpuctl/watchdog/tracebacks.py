@@ -13,7 +13,7 @@ _HEADER = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?|^(/?[\w./-]+\.py):(\d+) in (\S+)')
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\s?\[[^\]]*\])?(?::(?:\s|$)|$)")
 _THREAD = re.compile(
-    r"Exception in thread (.+?)(?: \([^()]*\))?:?\s*$|\bTask <([^>]+)> failed|^Exception in callback (\S+)"
+    r"Exception in thread (.+?)(?: \([^()]*\))?:?\s*$|\bTask <([^>]+)> failed|\bException in callback (\S+)"
     r"|<(?:Task|Future) (?:finished|cancelled) (?:name='([^']+)' )?.{0,200}exception="
 )
 _UNRAISABLE = re.compile(r"^Exception ignored |^--- Logging error ---|^Error in (?:atexit|sys\.)")

@@ -23,7 +23,8 @@ _KEPT = 8  # lines of evidence in an incident
 
 
 def moved_since(reading: Reading, clue: Clue) -> bool:
-    return reading.moves - clue.moves >= MOVED_ON
+    served = clue.scope == "process" and reading.answered - clue.answered >= MOVED_ON
+    return served or reading.moves - clue.moves >= MOVED_ON
 
 
 def root(reading: Reading, *, failed: bool = False) -> Optional[Clue]:

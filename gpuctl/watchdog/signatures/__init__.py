@@ -13,9 +13,7 @@ from gpuctl.watchdog.signatures.signature import Signature, Weight
 
 __all__ = ["STEMS", "TABLE", "Signature", "Weight", "find", "says_handled"]
 
-TABLE: Tuple[Signature, ...] = (
-    memory.KV_CACHE + memory.AT_LOAD + memory.GPU + hosts.TABLE + devices.TABLE + collectives.TABLE + programs.TABLE
-)
+TABLE: Tuple[Signature, ...] = memory.TABLE + hosts.TABLE + devices.TABLE + collectives.TABLE + programs.TABLE
 
 _NO_EVIDENCE = re.compile(
     "|".join((
@@ -35,12 +33,15 @@ _NO_EVIDENCE = re.compile(
 _HANDLED = re.compile(
     "|".join((
         r"\b(?:re-?try(?:ing)?|retries)\b(?! (?:count|budget|failed|exhausted|exceeded|limit))|\bwill retry",
-        r"\btry(?:ing)? (?:again|batch size|another|a smaller)",
+        r"\btry(?:ing)? (?:batch size|another|a smaller)|\btrying again|\bre-?download",
+        r"(?<!and )(?<!please )\btry again",
         r"\busing (?:the )?cpu|\bfall(?:ing)?[- ]?(?:ing )?back|\bfallback",
-        r"\b(?:skipp|ignor|recover)(?:ed|ing)\b|\b(?:reducing|continuing)\b|\bcaught (?:an? )?(?:oom|exception|error)",
+        r"(?<!try )(?<!consider )(?<!by )(?<!or )\breducing\b(?!.{0,60}\bmay help)",
+        r"\b(?:skipp|ignor|recover)(?:ed|ing)\b|\bcontinuing\b|\bcaught (?:an? )?(?:oom|exception|error)",
     )),
     re.IGNORECASE,
 )  # fmt: skip
+_SAYS = re.compile(r"\b(?:errors?|exception|failed|failure|with|reason|because|by|status|message|msg)$", re.IGNORECASE)
 _GIVEN_UP = re.compile(
     r"\bgiv(?:es?|ing) up\b|\bgave up\b|\bno (?:more )?retries\b|\b(?:attempt|retry) (\d+)(?:/| of )\1\b"
     r"|\bretr(?:y|ies|ying) (?:also |again )?failed",
@@ -60,9 +61,18 @@ def find(text: str) -> Optional[Signature]:
     for rank in sorted(candidates):
         found = TABLE[rank].pattern.search(text)
         if found:
-            quoted = text.count("`", 0, found.start()) % 2 == 1  # prose that quotes a message
-            return None if quoted or _NO_EVIDENCE.search(text) else TABLE[rank]
+            return None if _quoted(text, found.start()) or _NO_EVIDENCE.search(text) else TABLE[rank]
     return None
+
+
+def _quoted(text: str, at: int) -> bool:
+    """Is that prose which quotes a message? A value in JSON or in a call stands in quotes, too, but after a sign."""
+    if text.count("`", 0, at) % 2:
+        return True
+    if text.count('"', 0, at) % 2 == 0:
+        return False
+    before = text[: text.rfind('"', 0, at)].rstrip()
+    return before[-1:].isalnum() and not _SAYS.search(before[-12:])
 
 
 def says_handled(text: str) -> bool:

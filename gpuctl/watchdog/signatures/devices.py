@@ -31,8 +31,9 @@ TABLE = (
     signature("xid_hw", "xid", rf"{_XID}(?!(?:{_NOT_HARDWARE})\b)\d+\b", bold=True),
     signature(
         "driver_hung",
-        "blocked_for_more nvrm rminitadapter initialize_nvml",
+        "blocked_for_more nvrm rminitadapter initialize_nvml amdgpu gpu_hang",
         r"blocked for more than \d+ seconds.{0,80}nvidia|NVRM: .{0,60}(?:timeout waiting|hang\b)|RmInitAdapter failed",
+        r"amdgpu\b.{0,60}(?:GPU reset|ring \S+ timeout)|\bHW Exception by GPU\b.{0,80}\bGPU hang",
         r"Failed to initialize NVML: (?:unknown|timeout)",
     ),
     signature(

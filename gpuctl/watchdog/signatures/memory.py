@@ -31,8 +31,19 @@ KV_CACHE = (
         rf"{_CANNOT} (?:to )?(?:allocate|create|init\w*|fit|reserve)[^.]{{0,40}} kv[- _]?cache",
         r"not enough memory\W{1,3}please try (?:to )?(?:increas|lower)\w+ --mem-fraction",
         r"(?:tokens?|blocks?)\b.{0,40}\bkv[- _]?cache\b.{0,60}(?:less|smaller|insufficient|too small|not enough)",
-        r"kv[- _]?cache (?:pool |size )?(?:is )?(?:too small|exhausted)",
+        r"kv[- _]?cache (?:pool |size |memory )?(?:is )?(?:too small|exhausted|not (?:sufficient|enough))",
         r"gpu memory for (?:kv|runtime)|\[BlockManager\] no enough blocks",
+    ),
+)
+
+PINNED = (
+    signature(
+        "host_oom",
+        "on_host pinned hostalloc",
+        r"failed to alloc\w* .{1,40} on host\b",
+        r"(?:fail\w*|could not|unable to|cannot) (?:to )?alloc\w* pinned host memory",
+        r"cu\w*HostAlloc\b.{0,60}(?:fail|out[ _]of[ _]memory)",
+        weight=Weight.CONSEQUENCE,
     ),
 )
 
@@ -48,7 +59,7 @@ AT_LOAD = (
         "memory =out_of_memory memoryallocation",
         r"cu(?:Device)?(?:PrimaryCtxRetain|CtxCreate\w*)\b.{0,60}(?:out[ _]of[ _]memory|MemoryAllocation)",
         r"(?:creat|initiali[sz])\w+ (?:the |a )?(?:cuda |device |primary )?context.{0,60}out[ _]of[ _]memory",
-        r"\bcudaSetDevice\b.{0,60}out of memory",
+        r"\b(?:cudaSetDevice|cuInit|driver init)\b.{0,60}out[ _]of[ _]memory",
         phase="load",
     ),
     signature(
@@ -93,11 +104,12 @@ GPU = (
     signature(
         "gpu_oom",
         "memory cudaerror hiperror =out_of alloc errorout",
-        rf"{_API}(?:error|failure|check ?fail\w*|err|fail)\b.{{0,160}}?\bout[ _]of[ _]memory",
+        rf"{_API}(?:error|failure|check ?fail\w*|err|fail(?:ed)?)\b.{{0,160}}?\bout[ _]of[ _]memory",
         r"cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|\bOUT_OF_DEVICE_MEMORY\b",
         r"\b(?:cu|cuda|hip)(?:mem|malloc)\w*\b.{0,80}(?:out[ _]of[ _]memory|failed)",
         r"check failed: .{0,80}cuda\w* .{0,60}out of memory|error=2 : out of memory",
-        r"ErrorOutOf(?:Device|Pool)Memory|CL_MEM_OBJECT_ALLOCATION_FAILURE|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+        r"memory object allocation failure|ErrorOutOf(?:Device|Pool)Memory",
+        r"CL_MEM_OBJECT_ALLOCATION_FAILURE|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         r"\.cuh?\b.{0,60}\bout of memory|\bout of memory\b.{0,80}\.cuh?\b(?!/)",  # a kernel's source names the line
     ),
     signature("gpu_oom", "calloc malloc", r"failed to (?:cuda|hip) (?:c|m)alloc\w* \d+ bytes"),  # NCCL
@@ -109,11 +121,11 @@ GPU = (
     ),
     signature(
         "gpu_oom",
-        "exhausted oom_when runtimeerror",
+        "exhausted oom_when runtimeerror memory_space",
         r"RESOURCE_?EXHAUSTED.{0,60}(?:out of memory|failed to allocate|attempting to (?:allocate|reserve))",
         r"(?:ResourceExhausted\w*|resource exhausted).{0,80}\bOOM\b|\bOOM when allocating",
         r"RESOURCE_?EXHAUSTED.{0,60}\b(?:hbm|vmem|allocat\w+ \d+ bytes)",
-        r"(?:Xla|Jax)RuntimeError: .{0,60}failed to allocate \d",
+        r"(?:Xla|Jax)RuntimeError: .{0,60}failed to allocate \d|ran out of memory in memory space \w+",
         bold=True,  # TensorFlow logs the operation that failed at W, before it raises
     ),
     signature(
@@ -121,6 +133,7 @@ GPU = (
         "out_of_memory memory_on_gpu",
         r"out of memory (?:to allocate|allocating) [\d,]+ bytes",  # CuPy
         r"out of memory error on GPU|cannot allocate \S+ memory on GPU",  # Paddle
+        r"\bout of memory on (?:gpu|device)\b|\bout of memory\W{1,3}requested \d",
     ),
     signature(
         "gpu_oom",
@@ -141,10 +154,10 @@ GPU = (
     signature(
         "gpu_oom",
         "outofmemory out_of_memory",
-        r"^(?!java)(?:\w+\.)*(?:OutOfMemoryError|CUDAOutOfMemoryError|OutOfMemoryException)\b"
+        r"^(?!java)\(?(?:\w+(?:\.|::))*(?:T?OutOfMemoryError|CUDAOutOfMemoryError|OutOfMemoryException)\b"
         r"(?!.{0,60}(?:heap|java|metaspace|node running low))",
         rf"^(?!java){_ERROR}?(?:cuda|hip|gpu|xpu|npu|mps)\w* ?(?:backend )?(?:is |ran )?out of memory\b",
     ),
 )
 
-TABLE = KV_CACHE + AT_LOAD + GPU
+TABLE = PINNED + KV_CACHE + AT_LOAD + GPU
