@@ -18,7 +18,8 @@ DEVICE = "/dev/kmsg"
 RECORD_BYTES = 8192  # no record of /dev/kmsg is longer, and a smaller buffer is refused
 
 _SYSLOG_READ_ALL, _SYSLOG_SIZE = 3, 10
-_STAMPED = re.compile(r"<\d+>\[ *(\d+)\.(\d{6})\] (.*)")
+_RECORD = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
+_STAMPED = re.compile(r"<(?P<priority>\d+)>\[ *(?P<s>\d+)\.(?P<us>\d{6})\] (?P<text>.*)")
 _KILLED = re.compile(r"\b(?:Memory cgroup out of memory|Out of memory)\b.{0,40}?: Kill(?:ed)? process (\d+) \((.*?)\)")
 _XID = re.compile(r"\bNVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, pid='?(\d+))?")
 
@@ -90,18 +91,38 @@ class KernelLog:
                 return found
             if not record:
                 return found
-            head, _, text = record.decode("utf-8", "replace").partition(";")
-            found.append(Line(int(head.split(",")[2]), text.partition("\n")[0]))
+            line = line_of(record.decode("utf-8", "replace"))
+            if line is not None:
+                found.append(line)
 
     def _report(self, line: Line) -> Optional[Report]:
-        killed = _KILLED.search(line.text)
-        if killed:
-            return OomKill(line, int(killed.group(1)) if self.pids_known else None)
-        xid = _XID.search(line.text)
-        if xid:
-            pid = int(xid.group(3)) if xid.group(3) and self.pids_known else None
-            return XidReport(line, int(xid.group(2)), pci_of(xid.group(1)), pid)
+        report = report_of(line)
+        return report if report is None or self.pids_known else report._replace(pid=None)
+
+
+def line_of(record: str) -> Optional[Line]:
+    """From a record of /dev/kmsg, "priority,sequence,µs,flags;text", or a line of syslog(2), "<priority>[s.µs] text".
+
+    None where it is not the kernel's: root's programs, too, may write there.
+    """
+    read = _RECORD.match(record) or _STAMPED.match(record)
+    if read is None or int(read.group("priority")) >> 3:
         return None
+    stamp = read.groupdict()
+    us = int(stamp["us"]) + (int(stamp["s"]) * 1000000 if "s" in stamp else 0)
+    return Line(us, stamp["text"])
+
+
+def report_of(line: Line) -> Optional[Report]:
+    """What the line reports; None for nearly every line."""
+    killed = _KILLED.search(line.text)
+    if killed:
+        return OomKill(line, int(killed.group(1)))
+    xid = _XID.search(line.text)
+    if xid:
+        pid = int(xid.group(3)) if xid.group(3) else None
+        return XidReport(line, int(xid.group(2)), pci_of(xid.group(1)), pid)
+    return None
 
 
 def pci_of(address: str) -> str:
@@ -137,6 +158,5 @@ def _ring() -> List[Line]:
     length = libc.klogctl(_SYSLOG_READ_ALL, buffer, size)
     if length <= 0:
         return []
-    stamped = map(_STAMPED.match, buffer.raw[:length].decode("utf-8", "replace").splitlines())
-    parts = [match.groups() for match in stamped if match is not None]
-    return [Line(int(seconds) * 1000000 + int(micros), text) for seconds, micros, text in parts]
+    lines = map(line_of, buffer.raw[:length].decode("utf-8", "replace").splitlines())
+    return [line for line in lines if line is not None]

@@ -49,6 +49,7 @@ _KEPT = 8
 
 HUNG = "driver_hung"
 HUNG_S = 60.0  # of silence, the driver's and the log's, after which an attempt can't go on
+_LOST = re.compile(r"\blost\b|\breset\b", re.IGNORECASE)  # NVML's words for a GPU that needs more than a try
 _NEWS = ("xid_hw", "disk_full")
 """Facts that are worth telling though the job goes on."""
 
@@ -73,7 +74,12 @@ class Facts:
             self._tell(evidence, fatal=False)
 
     def hear(self, sample: Sample, moves: int) -> None:
-        """Whether the driver answers. One that does again has not hung for good."""
+        """Whether the driver answers, and each GPU of the run. One that does again has not hung for good."""
+        for device in sample.devices:
+            if device.error is not None and _LOST.search(device.error) and device.uuid not in self._told:
+                self._told.add(device.uuid)
+                text = f"GPU {device.index} answers nothing but: {device.error}"
+                self.add(Evidence("xid_hw", text, source="telemetry", gpu=device.index), moves)
         hangs = sample.error is not None and sample.error.startswith(HUNG)
         if hangs and self._hung_since is None:
             self._hung_since = sample.mono_s

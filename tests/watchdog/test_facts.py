@@ -9,7 +9,7 @@ from gpuctl.watchdog.judge import Judge
 from gpuctl.watchdog.xids import class_of
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import Watch
-from gpuctl.wire.samples import Sample
+from gpuctl.wire.samples import DeviceSample, Sample
 
 OOM_KILL = Evidence("host_oom", "memory.events of /job: oom_kill 0 → 1", source="counters", pid=812)
 NONE_COUNTED = Evidence("unknown", "no OOM kill was counted", source="counters")
@@ -161,6 +161,16 @@ def test_a_hung_driver_ends_no_job_that_goes_on_printing() -> None:
     for at in range(11, 300, 10):
         judge.feed("log", f"step {at}/999\n".encode(), float(at))
         assert judge.tick(float(at)) == []
+
+
+def test_a_gpu_that_is_lost_is_a_hardware_fault() -> None:
+    judge = Judge(Watch())
+    lost = DeviceSample(3, "GPU-3", error="GPU is lost")
+    for at in (1.0, 2.0):
+        judge.sample(Sample("", at, devices=[DeviceSample(2, "GPU-2", error="Unknown Error"), lost]))
+    assert [(found.cls, found.fatal, found.gpu) for found in judge.tick(2.0)] == [("xid_hw", False, 3)]
+    incident = judge.exited(FAILED, 3.0)
+    assert incident is not None and (incident.cls, incident.gpu) == ("xid_hw", 3)
 
 
 def test_a_driver_that_answers_again_explains_nothing() -> None:
