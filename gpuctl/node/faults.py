@@ -17,6 +17,7 @@ POINTS = (
     "exit-journaled",
     "cleaned",  # before gpus_empty
     "relaunch-journaled",
+    "archiving",  # before outputs are renamed as journaled
     "finish",  # before run_finished
 )
 
