@@ -36,6 +36,7 @@ def findings(node: Node, facts: Facts, *, now: datetime | None = None) -> list[F
         *_gpus(node, facts),
         *_tools(node, facts),
         *_folders(facts),
+        *_kernel(facts),
         *_limits(facts),
         *_logout(node, facts),
     ]
@@ -143,6 +144,20 @@ def _folders(facts: Facts) -> Iterator[Finding]:
             "warn",
             f"{shm.get('path')} has only {sentences.size(shm['total_bytes'])}",
             "data loaders and NCCL may need more: remount it larger",
+        )
+
+
+def _kernel(facts: Facts) -> Iterator[Finding]:
+    kernel = facts.get("kernel") or {}
+    if kernel.get("log"):
+        yield Finding("ok", "the kernel's log can be read: it names whom it killed for memory, and GPU errors")
+    elif kernel.get("oom_counters"):
+        yield Finding("ok", "the kernel's log is closed to this account; its OOM kills are counted")
+    elif kernel:
+        yield Finding(
+            "warn",
+            "OOM kills are neither logged nor counted here: they can't be told from any other SIGKILL",
+            "let this account read the kernel's log (sysctl kernel.dmesg_restrict=0)",
         )
 
 

@@ -13,9 +13,11 @@ import time
 from typing import Any, Dict, Optional
 
 from gpuctl.node import program, shell
-from gpuctl.node.clock import now
+from gpuctl.node.clock import boottime, now
 from gpuctl.node.folders import StateFolder, expand
+from gpuctl.node.kernel import KernelLog
 from gpuctl.node.machine import identity
+from gpuctl.node.oom_kills import OomCounters
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.wire.nodespec import NodeSpec
 
@@ -45,6 +47,7 @@ def facts(node: NodeSpec) -> Dict[str, Any]:
         "state_dir": {"path": state, **_disk(state)},
         "lock_dir": {"path": node.lock_dir, "usable": _usable(expand(node.lock_dir))},
         "shm": {"path": "/dev/shm", **_disk("/dev/shm")},
+        "kernel": _kernel(),
         "limits": {
             "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
@@ -94,6 +97,14 @@ def _usable(path: str) -> bool:
         mode = os.stat(path).st_mode
         return os.access(path, os.W_OK | os.X_OK) and (bool(mode & stat.S_ISVTX) or os.stat(path).st_uid == os.getuid())
     return os.access(os.path.dirname(path), os.W_OK)
+
+
+def _kernel() -> Dict[str, Any]:
+    """What is there to tell an OOM kill from any other SIGKILL."""
+    log, counters = KernelLog(), OomCounters()
+    log.close()
+    counters.look(os.getpid(), boottime())
+    return {"log": log.readable, "oom_counters": sorted(counters.values())}
 
 
 def _container() -> Optional[str]:

@@ -113,6 +113,7 @@ def test_a_node_with_troubles_gets_a_cure_for_each() -> None:
         "state_dir": {"path": "/home/ada/.gpuctl", "free_bytes": 1 << 20, "free_inodes": None},
         "lock_dir": {"path": "/run/lock/gpuctl", "usable": False},
         "shm": {"total_bytes": 64 << 20},
+        "kernel": {"log": False, "oom_counters": []},
         "limits": {"open_files": 1024},
         "systemd": True,
         "lingering": False,
@@ -128,6 +129,7 @@ def test_a_node_with_troubles_gets_a_cure_for_each() -> None:
         "no fuser",
         "only 1.00 MiB",
         "leases",
+        "OOM kills",
         "1024 open files",
         "logs out",
     ):
