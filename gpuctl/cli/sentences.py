@@ -122,6 +122,8 @@ def _started(event: Event) -> str:
     code = event.get("code") or {}
     commit = f", code {str(code['commit'])[:10]}{' (dirty)' if code.get('dirty') else ''}" if code.get("commit") else ""
     told = f"pid {event.get('pid')}, " + (f"GPUs {on}" if on else "no GPU") + commit
+    if event.get("resumed_from"):
+        told += f", from {event['resumed_from']}"
     values = params(event.get("params"))
     return f"{told}: {values}" if values else told
 
@@ -187,7 +189,9 @@ def _empty(event: Event) -> str:
 def _relaunching(event: Event) -> str:
     values = params(event.get("params"))
     why = event.get("why") or ""
-    return f"with {values}: {why}" if values and why else f"with {values}" if values else why
+    told = f"with {values}: {why}" if values and why else f"with {values}" if values else why
+    aside = ", ".join(event.get("archived") or [])
+    return f"{told}; set aside: {aside}" if aside else told
 
 
 def _finished(event: Event) -> str:
