@@ -40,6 +40,7 @@ _SERVED = re.compile(
     r"|\bfinished request\b",
     re.IGNORECASE,
 )
+_REJECTED = re.compile(r"\b(?:GET|POST) .{0,120}[\" ]4\d\d\b|\| 4\d\d \|.{0,80}\b(?:GET|POST) ")
 _ANSWERED = re.compile(r"POST|rompt|inished")  # health checks are answered by a front end whose engine is dead, too
 _REFUSED = re.compile(r"\b(?:GET|POST) .{0,120}[\" ]500\b|\| 500 \|.{0,80}\b(?:GET|POST) ")
 _READY = re.compile(
@@ -60,6 +61,7 @@ _LOAD_CALL = re.compile(
     r"|_init_param|\bFSDP\(|fully_shard|DistributedDataParallel\(|\bDDP\(|deepspeed\.initialize"
     r"|set_module_tensor|dispatch_model|from_single_file|from_config"
     r"|(?:torch|paddle|safetensors\.torch)\.load|\bmodel\.(?:to|cuda|half)\(|_move_model_to_device"
+    r"|module\.py (?:convert|_apply)\b"
     r"|materialize|_cuda_init|_cuda_setDevice|set_device\(|jax\.devices|initialize backend"
     r"|load_tensors|llama_model_load|llama_(?:init_from|new_context)|init_from_(?:gpt_)?params|loadEngine|deserialize"
     r"|\bfailed to load\b|unable to (?:load|create)\b|_model_load",
@@ -253,6 +255,8 @@ class Reading:
             self.answered += bool(_ANSWERED.search(text))
         elif _REFUSED.search(text):
             self._refuse()
+        elif _REJECTED.search(text):
+            self._refuse(wrong=True)
         if _ENDED_WELL.search(text):
             self.ended_well = True
         if _READY.search(text):
@@ -270,14 +274,16 @@ class Reading:
             self._place("load", clue.evidence.cls)
         clue.text = f"{clue.text} {text}"[: 4 * _SHOWN]
         clue.evidence = with_numbers(clue.evidence, clue.text)
-        if clue.scope != "thread":  # what comes after a dead thread's traceback is the rest going on
+        if clue.scope != "thread" and not clue.bare:  # after a dead thread's traceback it is the rest going on
             clue.lines = self.lines
 
-    def _refuse(self) -> None:
-        """A server answers that it could not: what it told just before was that request's."""
+    def _refuse(self, wrong: bool = False) -> None:
+        """A server answers that it could not, or that what it was asked is `wrong`: it told of that request before."""
         for clue in self.clues[-_TOLD_IN:]:
-            if clue.scope == "process" and clue.weight > Weight.LAUNCHER and self.lines - clue.lines <= _TRACEBACK:
+            near = clue.weight > Weight.LAUNCHER and self.lines - clue.lines <= _TRACEBACK
+            if near and clue.scope in ("process", "request"):
                 clue.scope = "request"
+                clue.hint = clue.hint or (wrong and clue.evidence.cls == "code_error")
 
     def _come_up(self) -> None:
         """A server that is ready has dealt with what went wrong while it started."""

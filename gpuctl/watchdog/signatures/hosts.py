@@ -85,7 +85,7 @@ TABLE = (
         "auth_or_download",
         "gated client_error server_error repository entrynotfound hfhub offline token credential key authenticat"
         " connect max_retries resol identifier denied download unauthorized forbidden username sslerror timeout pull"
-        " manifest",
+        " manifest error_40 returned_error",
         r"\bgated ?repo|gated\. you must|(?:40[134]|429|50[0234]) (?:client|server) error|HfHubHTTPError",
         r"OfflineMode\w*",
         r"RepositoryNotFoundError|EntryNotFoundError|invalid (?:user )?(?:token|credentials|api ?key)",
@@ -96,6 +96,7 @@ TABLE = (
         r"is not a (?:local folder|valid model identifier)|(?:no|unable to locate) credentials|NoCredentialsError",
         r"wandb.{0,60}(?:api[ _]?key|not logged in|401)|\bAccessDenied\b|SSLError|(?:Read|Connect)Timeout(?:Error)?:",
         r"(?:failed|unable|error).{0,20}\bdownload|authentication (?:failed|required)|permission denied \(publickey",
+        r"^error 40[1347]: |server returned error: HTTP/\S+ [45]\d\d",
         r"could not read username|could not resolve host",
         r"ImagePullBackOff|ErrImagePull|failed to pull image|pull access denied|manifest (?:unknown|for \S+ not found)",
     ),

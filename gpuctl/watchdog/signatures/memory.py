@@ -37,6 +37,7 @@ KV_CACHE = (
 )
 
 PINNED = (
+    signature("code_error", "1eb_memory", r"tried to allocate more than 1EB memory"),  # a size that went wrong
     signature(
         "host_oom",
         "on_host pinned hostalloc",
@@ -107,6 +108,7 @@ GPU = (
         rf"{_API}(?:error|failure|check ?fail\w*|err|fail(?:ed)?)\b.{{0,160}}?\bout[ _]of[ _]memory",
         r"cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|\bOUT_OF_DEVICE_MEMORY\b",
         r"\b(?:cu|cuda|hip)(?:mem|malloc)\w*\b.{0,80}(?:out[ _]of[ _]memory|failed)",
+        r"GpuLaunchKernel\b.{0,160}\bout of memory",
         r"check failed: .{0,80}cuda\w* .{0,60}out of memory|error=2 : out of memory",
         r"memory object allocation failure|ErrorOutOf(?:Device|Pool)Memory",
         r"CL_MEM_OBJECT_ALLOCATION_FAILURE|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
