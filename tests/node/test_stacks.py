@@ -108,7 +108,7 @@ def test_a_stalled_job_leaves_its_stacks_before_it_is_ended(sim: TestNode) -> No
         "import time\ndef never_comes_back(): time.sleep(600)\nprint('step 1/9', flush=True)\nnever_comes_back()\n"
     )
     watch = Watch(progress=r"step (?P<done>\d+)/(?P<total>\d+)", stall=Finding(2.0, "kill"))
-    sim.start(sim.job(f"{os.path.realpath(sys.executable)} job.py", gpus=0, watch=watch))
+    sim.start(sim.job(f"{os.path.realpath(sys.executable)} job.py", gpus=[0], watch=watch))
     assert sim.wait_over().state == "failed"
     assert [event["class"] for event in sim.events(type="incident")] == ["stalled"]
     (event,) = sim.events(type="stacks")
