@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from gpuctl.node import ledger, program, shell
 from gpuctl.node.allocation import Busy, choose, eligible, wanted
+from gpuctl.node.checkpoints import checkpoints
 from gpuctl.node.folders import RunFolder, StateFolder, write_json
 from gpuctl.node.journal import read
 from gpuctl.node.keeper import start_supervisor
@@ -23,6 +24,7 @@ from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.terminal import open_view
 from gpuctl.watchdog.ledger import outlook
+from gpuctl.wire import braces
 from gpuctl.wire.life import row
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import RunSpec
@@ -39,6 +41,7 @@ def start(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
         state.ensure()
         _check(spec)
         check_outputs(spec, shell.values(spec, spec.params, 1, 0, 0), state)
+        warnings += _nothing_to_resume(spec)
         warnings += _lingering()
         folder = _create(spec, node, state, warnings, force=bool(request.get("force")))
     _supervise(folder, dict(request.get("secrets") or {}))
@@ -134,6 +137,17 @@ def _last_error(folder: RunFolder) -> str:
     except OSError:
         lines = []
     return f"{path}: {lines[-1]}" if lines else f"{path} is empty"
+
+
+def _nothing_to_resume(spec: RunSpec) -> List[str]:
+    """Where `launch --resume` begins from the start all the same."""
+    if spec.resume is None or not spec.resume_older:
+        return []
+    known = shell.values(spec, spec.params, 1, 0, 0)
+    pattern = braces.render(spec.resume.when, known, quote=False)
+    if checkpoints(shell.workdir(spec, known), [pattern]):
+        return []
+    return [f"no whole checkpoint matches {pattern} in {shell.workdir(spec, known)}: it begins from the start"]
 
 
 def _lingering() -> List[str]:

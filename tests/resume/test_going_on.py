@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuctl.wire.runspec import OnOom, Outputs, Relaunches, Resume, RunSpec
-from tests.parts.node import TestNode
+from tests.parts.node import TestNode, node
+from tests.parts.pythons import pythons
 
 RESUME = Resume("ckpt/*.pt", "--resume {latest}")
 LOST = "echo 'RuntimeError: NCCL communicator was aborted on rank 0. Original reason: watchdog timeout'; exit 1"
@@ -107,3 +110,26 @@ def test_a_launch_that_would_rename_anothers_outputs_is_refused(sim: TestNode) -
     assert answer["error"]["code"] == 5
     assert "first-1" in answer["error"]["what"]
     assert "second-1" not in sim.ps()
+
+
+@pytest.mark.parametrize("python", pythons("3.8"))
+def test_on_the_oldest_python(tmp_path: Path, python: str) -> None:
+    script = "mkdir -p out; ls out; echo x >out/log; echo c >out/$GPUCTL_ATTEMPT.pt; echo step 1/2; [ $# != 0 ]"
+    with node(tmp_path, python=python) as sim:
+        resume = Resume("out/*.pt", "--resume {latest}")
+        sim.start(_job(sim, script, gpus=1, outputs=Outputs(["out"], "archive"), resume=resume))
+        assert sim.wait_over().state == "succeeded", sim.errors()
+        assert sim.log(attempt=2) == "1.pt\nstep 1/2\n"
+        found = sim.call("replay", run="job-1")[-1]
+        assert [attempt["differs"] for attempt in found["attempts"]] == [False, False]
+        assert sim.errors() == ""
+
+
+def test_a_launch_that_finds_nothing_to_resume_says_so(sim: TestNode) -> None:
+    answer = sim.start(_job(sim, "exit 0", resume_older=True))
+    assert "ckpt/*.pt" in answer["warnings"][0]
+    sim.wait_over()
+    (sim.folder / "ckpt/1.pt").write_text("x")
+    again = RunSpec.from_json({**_job(sim, "exit 0", resume_older=True).to_json(), "run": "job-2"})
+    assert sim.start(again)["warnings"] == []
+    sim.wait_over("job-2")
