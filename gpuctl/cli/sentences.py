@@ -224,6 +224,7 @@ _TELL: Mapping[str, Callable[[Event], str]] = {
     "not_empty": _why,
     "waiting": _why,
     "note": _why,
+    "recovered": lambda event: f"{event.get('class')} no more: {event.get('why')}",
     "xid": _xid,
     "stacks": _stacks,
     "relaunching": _relaunching,

@@ -203,9 +203,8 @@ def _cure(share: float, draws: List[Draw]) -> str:
             "They hardly compute: they wait for input. More data loader workers, prefetching and pinned memory, or data"
             " on a faster disk may help"
         )
-        cure += "; the high utilisation only says that copies were under way." if used and mean(used) > 80 else "."
-    else:
-        cure = "Small batches or kernels, or waiting for input, are the usual causes."
+        return cure + ("; the utilisation only says that copies were under way." if used and mean(used) > 80 else ".")
+    cure = "Small batches or kernels, or waiting for input, are the usual causes."
     if memory and max(memory) < ROOM:
         cure += f" At most {max(memory):.0%} of a GPU's memory is in use: a larger batch or sequence has room."
     return cure

@@ -16,9 +16,11 @@ from gpuctl.wire.incidents import Evidence, Incident
 from gpuctl.wire.runspec import Finding
 from gpuctl.wire.samples import TreeIo
 
-READ_BYTES_S = 32 * 1024  # up to here the tree is quiet: monitors go on in a hung job (measured: wandb reads 38 KB of
-WRITTEN_BYTES_S = 4 * 1024  # /proc every 15 s and writes 1 KB), …
-LEAST_IO_S = 10.0  # … all at once
+# Up to here the tree is quiet: launchers and monitors go on in a hung job. Measured: a torchrun of two ranks reads 500
+# bytes a second and writes none; wandb reads 38 KB of /proc every 15 s, all at once, and writes 9 KB.
+READ_BYTES_S = 32 * 1024
+WRITTEN_BYTES_S = 4 * 1024
+LEAST_IO_S = 10.0
 BUSY_CORES = 0.1  # of a run without GPUs: who computes does not stall. With GPUs a waiting thread spins
 GAP_S = 60.0  # nobody looked for so long (the machine slept, we were stopped): that time proves nothing
 INTERVALS = 3  # of the usual time between two moves
@@ -34,15 +36,13 @@ _SAVING = re.compile(
 
 
 class Stall:
-    """The detector. `setting.for_s` is the time without a sign of life.
-
-    The clock of each sign begins when the job is ready (`begin`): loading is no stall.
-    """
+    """The detector. `setting.for_s` is the time without a sign of life; it begins when the job is ready."""
 
     def __init__(self, setting: Finding) -> None:
         self.setting = setting
         self.power = Power(min(MEAN_S, setting.for_s / 3))
         self._last: Dict[str, float] = {}  # sign → when it was last seen
+        self._begun: Optional[float] = None  # when it was past loading
         self._line = Evidence("stalled", "")
         self._io: Optional[TreeIo] = None
         self._looked: Optional[float] = None
@@ -68,15 +68,15 @@ class Stall:
     def look(self, at: float, *, begun: bool, usual_s: float) -> Optional[Incident]:
         """The finding, once, until it is over. `begun`: the job is past loading. `usual_s`: between two moves of it."""
         self._mind_gap(at)
-        if not begun:
-            self.alive("loading", at)
+        if not begun or self._begun is None:
+            self._begun = at
         idle = self.power.idle(at)
         if idle is False:
             self.alive("power", at)
-        since = max(self._last.values(), default=at)
+        since = max(self._begun, *self._last.values()) if self._last else self._begun
         if self._told is not None:
             if since > self._told:
-                sign = max(self._last, key=lambda name: self._last[name])
+                sign = max(self._last, key=lambda name: self._last[name], default="loading")
                 self._over, self._told = f"a sign of life again: {sign}", None
             return None
         patience = max(self.setting.for_s, INTERVALS * usual_s) * (SAVING if self._is_saving else 1)
@@ -93,8 +93,9 @@ class Stall:
 
     def quiet_s(self, at: float) -> float:
         """How long there was neither output nor progress: only then is it worth looking at the rest."""
-        heard = [self._last[sign] for sign in ("output", "progress") if sign in self._last]
-        return at - max(heard) if heard else 0.0
+        if self._begun is None:
+            return 0.0
+        return at - max(self._begun, *(self._last.get(sign, self._begun) for sign in ("output", "progress")))
 
     @property
     def _is_saving(self) -> bool:
@@ -104,13 +105,14 @@ class Stall:
         gap = at - self._looked if self._looked is not None else 0.0
         if gap > GAP_S:
             self._last = {sign: last + gap for sign, last in self._last.items()}
+            self._begun = self._begun + gap if self._begun is not None else None
             self._told = self._told + gap if self._told is not None else None
         self._looked = at
 
     def _incident(self, at: float, quiet_s: float, *, known: bool) -> Incident:
         ages = ", ".join(f"{sign} {at - last:.0f} s ago" for sign, last in sorted(self._last.items()))
         draws = self.power.draws()
-        evidence = [Evidence("stalled", f"last signs of life: {ages}", source="watch")]
+        evidence = [Evidence("stalled", f"last signs of life: {ages or 'none'}", source="watch")]
         evidence += [self._line] if self._line.text else []
         evidence += [draw.evidence("stalled") for draw in draws]
         said = f"For {quiet_s:.0f} s it gave no sign of life: no output, no progress, no I/O of its processes"

@@ -193,6 +193,11 @@ def test_without_gpus_who_computes_does_not_stall() -> None:
     assert (incident.cls, incident.fatal) == ("stalled", True)
 
 
+def test_who_never_said_a_word_may_stall_too() -> None:
+    assert Life(Watch(stall=Finding(60.0))).go(200, cpu_s=0.0).classes == ["stalled"]
+    assert Life(Watch(stall=Finding(60.0))).go(100, MATMUL).go(200, CONTEXT).classes == ["stalled"]
+
+
 def test_a_service_may_be_quiet() -> None:
     assert Life(type="service").say("Uvicorn running on http://x:1").go(4000, CONTEXT).classes == []
 
@@ -223,7 +228,6 @@ def test_an_input_bound_job_that_progresses() -> None:
     assert (incident.cls, incident.fatal, incident.gpu) == ("low_power", False, 0)
     assert "18% of their power limit" in incident.advice
     assert "wait for input" in incident.advice
-    assert "28% of a GPU's memory" in incident.advice
     assert incident.evidence[0].text.startswith("GPU 0: 129 of 700 W (18%)")
 
 
@@ -253,6 +257,7 @@ def test_low_power_is_over_when_it_draws_more_again() -> None:
 def test_250_of_600_watts() -> None:
     life = Life(Watch(low_power=Finding(300.0, below=0.5)), limit_w=600.0).go(400, *[250.0] * 4, step_s=3)
     assert life.classes == ["low_power"]
+    assert "28% of a GPU's memory is in use: a larger batch or sequence has room" in life.incidents[0].advice
     assert Life(Watch(), limit_w=600.0).go(2000, *[250.0] * 4, step_s=3).classes == [], "only below a quarter, unasked"
 
 
