@@ -129,12 +129,17 @@ def last(path: str) -> Optional[Event]:
     """The last event, found from the end."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - ROOM))
-            data = file.read()
+            events = tail(file.fileno())
     except FileNotFoundError:
         return None
+    return events[-1] if events else None
+
+
+def tail(fd: int) -> List[Event]:
+    """The last events, however long the journal is: enough to fold from whether its run is over."""
+    data = os.pread(fd, ROOM, max(0, os.fstat(fd).st_size - ROOM))
     whole = data[: data.rfind(b"\n") + 1].splitlines()
-    return next((event for event in map(_parse, reversed(whole)) if event is not None), None)
+    return [event for event in map(_parse, whole) if event is not None]
 
 
 _PROGRESS = b'"type": "progress"'
@@ -145,6 +150,6 @@ def _parse(line: bytes) -> Optional[Event]:
     """None for a line that no writer wrote (a power cut can leave a hole of NULs): it must not hide those around it."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("seq"), int) else None

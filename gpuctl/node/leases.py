@@ -5,7 +5,10 @@ when its run ends or when this life of the machine does; never because a process
 still has its GPUs. A ticket is a place in the queue for GPUs that are taken.
 
 The folder is world-writable and sticky, so it may hold anything that anyone put there: nothing in it is followed
-(links), created over (fs.protected_regular forbids it) or believed about its owner (the file system says who that is).
+(links), created over (fs.protected_regular forbids it) or believed about its owner (the file system says who that is),
+and what is not a record in every field is none. A record also says where its run's journal is. That is a path out of
+another account's file: it is looked at before the flock is taken, counts only as a plain file of the record's own
+owner, and no more than its end is read.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ import pwd
 import stat
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 from gpuctl.node.clock import boottime
 from gpuctl.node.folders import RUN_ID, StateFolder, expand
-from gpuctl.node.journal import outline
+from gpuctl.node.journal import tail
 from gpuctl.node.machine import Machine, identity, process_start
 from gpuctl.node.refusal import UNFIT, Refusal
 from gpuctl.wire.life import fold
@@ -33,11 +36,15 @@ FALLBACK_IN = "/tmp"
 LOCK_DEADLINE_S = 10.0
 UNBORN_S = 60.0
 """A lease is taken before its run's folder is renamed into place; a caller that dies between leaves one without."""
+PLAINLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+RECORD_BYTES = 64 * 1024
+MOST_PIDS = 1 << 22  # the kernel's own limit
 
 
 @dataclass(frozen=True)
 class Record(Word):
-    """What leases and tickets share. `state_dir` is where the run's journal is; `user` comes from the file's owner."""
+    """What leases and tickets share. `state_dir` is where the run's journal is. The last fields are not what the file
+    says, but what the file system says of it."""
 
     run: str
     gpus: List[str]  # UUIDs; of a ticket those that would do
@@ -47,6 +54,21 @@ class Record(Word):
     share: bool = False
     user: str = ""
     path: str = ""
+    uid: int = -1
+    version: str = ""  # of the file: a record that is written anew is another one
+
+    def whole(self) -> bool:
+        """Whether every field is what it should be: the file may be anyone's."""
+        return (
+            isinstance(self.run, str)
+            and RUN_ID.fullmatch(self.run) is not None
+            and _texts(self.gpus)
+            and isinstance(self.state_dir, str)
+            and os.path.isabs(self.state_dir)
+            and _number(self.mono_s)
+            and isinstance(self.share, bool)
+            and _a_machine(self.machine)
+        )
 
 
 @dataclass(frozen=True)
@@ -62,6 +84,11 @@ class Ticket(Record):
     since: str = ""  # when the run was created: a queue rebuilt after a restart keeps its order
     pid: int = 0
     start: Optional[int] = None
+
+    def whole(self) -> bool:
+        known = self.start is None or _number(self.start)
+        placed = _number(self.count) and isinstance(self.since, str)
+        return super().whole() and placed and known and type(self.pid) is int and 0 < self.pid <= MOST_PIDS
 
     @property
     def order(self) -> Tuple[str, str]:
@@ -89,15 +116,19 @@ class Leases:
         self.machine = machine if machine is not None else identity()
         self._state_dir = StateFolder(node).path
         self.folder = _shared_folder(expand(node.lock_dir), fallback_in)
+        self._ended: Optional[Set[Tuple[str, str]]] = None  # while it is locked: the leases found to be over before
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """No one else changes anything meanwhile. Hold it for milliseconds: look, take, let go. Not reentrant."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            ended = {(lease.path, lease.version) for lease in self._records(Lease) if self._over(lease)}
             _flock(fd, self.folder)
+            self._ended = ended
             yield
         finally:
+            self._ended = None
             os.close(fd)
 
     def held(self) -> Dict[str, List[Lease]]:
@@ -109,7 +140,11 @@ class Leases:
         return by_gpu
 
     def leases(self) -> List[Lease]:
-        return [lease for lease in self._records(Lease) if not self._over(lease)]
+        """Within `locked()`, one that was written since counts as held."""
+        records = self._records(Lease)
+        if self._ended is not None:
+            return [lease for lease in records if (lease.path, lease.version) not in self._ended]
+        return [lease for lease in records if not self._over(lease)]
 
     def take(self, uuids: Iterable[str], run: str, share: bool = False) -> None:
         """Give these GPUs to the run, instead of those that it had. To be called in `locked()`. Raises `Taken`."""
@@ -124,6 +159,13 @@ class Leases:
     def release(self, run: str) -> None:
         """Also where it holds nothing."""
         _remove(self._path(Lease, run))
+
+    def renew(self, run: str) -> None:
+        """Keeps its lease and its ticket young: what cleans /tmp (the folder may be there) removes old files. To be
+        called now and then as long as the run lives."""
+        for kind in (Lease, Ticket):
+            with contextlib.suppress(OSError):  # it has none of this kind
+                os.utime(self._path(kind, run), follow_symlinks=False)
 
     def enqueue(self, run: str, gpus: Sequence[str], count: int, since: str) -> None:
         """A place in the queue, by `since` (the run's creation), while this process lives. Again: the same place."""
@@ -177,25 +219,40 @@ class Leases:
         return records
 
     def _write(self, record: Record) -> None:
+        """Raises Refusal where that can't be: in a sticky folder another account may have taken the name."""
         path = self._path(type(record), record.run)
-        aside = os.path.join(self.folder, f".{os.path.basename(path)}.{os.getpid()}")
-        _remove(aside)
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with open(fd, "w", encoding="utf-8") as file:
-            os.fchmod(fd, 0o644)  # whatever the umask says: other accounts must see it
-            json.dump(record.to_json(), file)
-        os.rename(aside, path)
+        aside = f"{path}.{os.urandom(8).hex()}.new"
+        try:
+            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                with open(fd, "w", encoding="utf-8") as file:
+                    os.fchmod(fd, 0o644)  # whatever the umask says: other accounts must see it
+                    json.dump(record.to_json(), file)
+                os.rename(aside, path)
+            except BaseException:
+                _remove(aside)
+                raise
+        except OSError as error:
+            raise Refusal(
+                UNFIT, f"can't write {path}: {error.strerror}", f"`ls -ld {path}` shows what is in the way; remove it"
+            ) from error
 
     def _over(self, lease: Lease) -> bool:
-        """Has its run ended, as far as we may look? Another account's journal is closed to us: then it has not."""
+        """Has its run ended, as far as we may look? What is closed to us, or not its owner's own, says nothing."""
+        folder = os.path.join(lease.state_dir, "runs", lease.run)
         try:
-            os.listdir(os.path.join(lease.state_dir, "runs"))
-            folder = os.path.join(lease.state_dir, "runs", lease.run)
-            if not os.path.isdir(folder):
+            if not os.path.lexists(folder):
+                os.listdir(os.path.dirname(folder))  # a state folder that is away just now (a mount) says nothing
                 return boottime() - lease.mono_s > UNBORN_S
-        except OSError:
+            fd = os.open(os.path.join(folder, "journal.jsonl"), PLAINLY)
+            try:
+                found = os.fstat(fd)
+                own = stat.S_ISREG(found.st_mode) and found.st_uid == lease.uid
+                return own and fold(tail(fd)).over
+            finally:
+                os.close(fd)
+        except (OSError, ValueError, TypeError, KeyError):
             return False
-        return fold(outline(os.path.join(folder, "journal.jsonl"))).over
 
 
 def _shared_folder(wanted: str, fallback_in: str) -> str:
@@ -246,20 +303,39 @@ def _flock(fd: int, path: str) -> None:
 def _read(kind: Type[R], path: str) -> Optional[R]:
     """None where there is no record of ours: gone meanwhile, a link, not our words."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, PLAINLY)
     except OSError:
         return None
-    with open(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             return None
-        try:
-            data = json.loads(file.read(1 << 20))
-            record = kind.from_json({**data, "user": _user(found.st_uid), "path": path})
-            Machine.from_json(record.machine)
-        except (ValueError, TypeError, AttributeError):
-            return None
-    return record if RUN_ID.fullmatch(record.run) else None
+        data = json.loads(os.pread(fd, RECORD_BYTES, 0))
+        seen = {
+            "user": _user(found.st_uid),
+            "path": path,
+            "uid": found.st_uid,
+            "version": f"{found.st_ino}.{found.st_mtime_ns}",
+        }
+        record = kind.from_json({**data, **seen})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
+    return record if record.whole() else None
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _a_machine(value: Mapping[str, Any]) -> bool:
+    start = value.get("init_start") if isinstance(value, dict) else ""
+    return (start is None or _number(start)) and _texts([value.get("host"), value.get("boot_id")])
 
 
 def _user(uid: int) -> str:
@@ -283,5 +359,6 @@ def _alive(pid: int, start: Optional[int]) -> bool:
 
 
 def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    """Also where there is none of ours: a name that another account took, say. A record ends without it, too."""
+    with contextlib.suppress(OSError):
         os.unlink(path)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,14 +141,195 @@ def test_the_folder_is_everyones_and_the_records_readable(leases: Leases) -> Non
     assert record.stat().st_mode & 0o777 == 0o644
 
 
+GOOD = {"run": "a-1", "gpus": ["GPU-0"], "machine": identity().to_json(), "state_dir": "/nonexistent", "mono_s": 1.0}
+WAITS = {**GOOD, "count": 1, "since": "2026", "pid": os.getpid(), "start": None}
+SPOILT = [
+    ("run", [None, 1, "A B", "../x", ["a-1"]]),
+    ("gpus", [None, 3, "GPU-0", [[1]], [None], {"GPU-0": 1}]),
+    ("machine", [None, [], {}, "here", {"host": 1, "boot_id": 2}, {**identity().to_json(), "init_start": [1]}]),
+    ("state_dir", [None, 1, "", "below/here", ["/"]]),
+    ("mono_s", [None, "x", [1], True]),
+    ("share", [None, "no", [1]]),
+]
+SPOILT_TICKETS = [
+    ("count", [None, "x", [1]]),
+    ("since", [None, 3, [1]]),
+    ("pid", [None, "1", 1.5, -1, 0, 1 << 40, [1]]),
+    ("start", ["x", [1]]),
+]
+NO_OBJECTS = ["", "{", "[]", "null", "1", '"x"', "[" * 60_000, "9" * 60_000, "\0" * 100, '{"run": 1}']
+
+
+def left(leases: Leases, name: str, content: object) -> None:
+    (Path(leases.folder) / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_only_a_whole_record_counts(leases: Leases) -> None:
+    left(leases, "a-1.1000.lease", GOOD)
+    left(leases, "a-1.1000.ticket", WAITS)
+    assert holders(leases) == {"GPU-0": ["a-1"]}
+    assert [ticket.run for ticket in leases.tickets()] == ["a-1"]
+
+
+@pytest.mark.parametrize("content", NO_OBJECTS)
+def test_what_is_no_record_is_passed_over(leases: Leases, content: str) -> None:
+    left(leases, "a-1.1000.lease", content)
+    left(leases, "a-1.1000.ticket", content)
+    assert leases.held() == {} and leases.tickets() == []
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"run": 1}', '{"run": "a-1", "gpus": ["GPU-0"], "machine": {}}', "null"]
+    ("key", "value"), [(key, value) for key, values in (*SPOILT, *SPOILT_TICKETS) for value in values], ids=repr
 )
-def test_what_others_left_in_the_folder_is_not_believed(leases: Leases, content: str) -> None:
-    (Path(leases.folder) / "a-1.0.lease").write_text(content)
-    (Path(leases.folder) / "link.lease").symlink_to("/etc/passwd")
-    os.mkfifo(Path(leases.folder) / "pipe.lease")
+def test_a_record_with_one_field_that_is_none_is_none(leases: Leases, key: str, value: object) -> None:
+    left(leases, "a-1.1000.ticket", {**WAITS, key: value})
+    assert leases.tickets() == []
+    if key in GOOD or key == "share":
+        left(leases, "a-1.1000.lease", {**GOOD, key: value})
+        assert leases.held() == {}
+
+
+def test_a_record_without_a_field_is_none(leases: Leases) -> None:
+    for key in GOOD:
+        left(leases, f"{key.replace('_', '-')}.1000.lease", {**GOOD, key: None})
+        left(leases, "b-1.1000.lease", {other: value for other, value in GOOD.items() if other != key})
+        assert leases.held() == {}, key
+
+
+def test_what_lies_in_the_folder_and_is_no_file_is_passed_over(leases: Leases) -> None:
+    folder = Path(leases.folder)
+    for ending in ("lease", "ticket"):
+        (folder / f"a-1.1000.{ending}").mkdir()
+        (folder / f"link.{ending}").symlink_to("/etc/passwd")
+        os.mkfifo(folder / f"pipe.{ending}")
+        socket.socket(socket.AF_UNIX).bind(str(folder / f"socket.{ending}"))
+    before = len(os.listdir("/proc/self/fd"))
+    assert leases.held() == {} and leases.tickets() == []
+    assert len(os.listdir("/proc/self/fd")) == before, "nothing stays open"
+    take(leases, "b-1", "GPU-0")
+    assert holders(leases) == {"GPU-0": ["b-1"]}
+
+
+class Claim:
+    """A record that says that its run's journal is in a folder where its writer put something else."""
+
+    def __init__(self, leases: Leases, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.journal = self.runs / "x-1" / "journal.jsonl"
+        self.journal.parent.mkdir(parents=True)
+        self.record = Path(leases.folder) / "x-1.1000.lease"
+        self.record.write_text(json.dumps({**GOOD, "run": "x-1", "state_dir": str(folder)}))
+
+    def ended(self) -> None:
+        journal = Journal(str(self.journal))
+        journal.append("run_created")
+        journal.append("run_finished", state="failed")
+        journal.close()
+
+
+@pytest.fixture
+def claim(leases: Leases, tmp_path: Path) -> Claim:
+    return Claim(leases, tmp_path / "theirs")
+
+
+def test_what_a_record_says_of_its_journal_is_believed_of_a_plain_file(leases: Leases, claim: Claim) -> None:
+    claim.ended()
     assert leases.held() == {}
+
+
+@pytest.mark.parametrize("what", ["pipe", "zeros", "link to a file", "folder", "nothing"])
+@pytest.mark.timeout(20)
+def test_a_journal_that_is_no_plain_file_holds_nobody_up(leases: Leases, claim: Claim, what: str) -> None:
+    if what == "pipe":
+        os.mkfifo(claim.journal)
+    elif what == "zeros":
+        claim.journal.symlink_to("/dev/zero")
+    elif what == "link to a file":
+        claim.ended()
+        claim.journal.rename(claim.runs / "another")
+        claim.journal.symlink_to(claim.runs / "another")
+    elif what == "folder":
+        claim.journal.mkdir()
+    assert holders(leases) == {"GPU-0": ["x-1"]}
+    take(leases, "b-1", "GPU-1")
+
+
+def test_of_a_huge_journal_only_the_end_is_read(leases: Leases, claim: Claim) -> None:
+    with claim.journal.open("wb") as file:
+        file.truncate(1 << 40)
+    began = time.process_time()
+    assert holders(leases) == {"GPU-0": ["x-1"]}
+    with claim.journal.open("ab") as file:
+        file.write(b'\n{"seq": 1, "time": "", "type": "run_finished", "state": "failed"}\n')
+    assert leases.held() == {}
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    "event", [{}, {"time": ""}, {"time": "", "state": []}, {"time": "", "state": "failed", "seq": "x"}], ids=repr
+)
+def test_a_journal_of_other_words_ends_nothing(leases: Leases, claim: Claim, event: dict[str, object]) -> None:
+    claim.journal.write_text(json.dumps({"seq": 1, "type": "run_finished", **event}) + "\n")
+    assert holders(leases) == {"GPU-0": ["x-1"]}
+
+
+def test_a_journal_that_is_not_its_owners_ends_nothing(leases: Leases, claim: Claim) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    claim.ended()
+    os.chown(claim.journal, 1000, -1)
+    assert holders(leases) == {"GPU-0": ["x-1"]}
+    os.chown(claim.record, 1000, -1)
+    assert leases.held() == {}
+
+
+def test_no_journal_is_read_under_the_lock(leases: Leases, claim: Claim) -> None:
+    with leases.locked():
+        claim.ended()
+        assert holders(leases) == {"GPU-0": ["x-1"]}, "as it was found before"
+    with leases.locked():
+        claim.journal.unlink()
+        assert leases.held() == {}, "as it was found before"
+        claim.record.write_text(claim.record.read_text().replace("GPU-0", "GPU-3"))
+        assert holders(leases) == {"GPU-3": ["x-1"]}, "written anew since: held"
+
+
+def test_a_name_that_another_account_took_is_named(leases: Leases) -> None:
+    """In a sticky folder nobody but its owner can move it away; a folder at that name does as well."""
+    for kind in ("lease", "ticket"):
+        (Path(leases.folder) / f"a-1.{os.getuid()}.{kind}").mkdir()
+    with pytest.raises(Refusal) as refusal:
+        take(leases, "a-1", "GPU-0")
+    assert refusal.value.code == 4
+    assert f"a-1.{os.getuid()}.lease" in refusal.value.what and "ls -ld" in refusal.value.hint
+    with pytest.raises(Refusal, match="ticket"):
+        leases.enqueue("a-1", ["GPU-0"], 1, "2026")
+    leases.release("a-1")
+    leases.leave("a-1")
+    assert len(os.listdir(leases.folder)) == 2, "nothing half written stays"
+
+
+def test_nobody_can_foresee_the_name_of_what_is_written_aside(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda old, new: (names.append(old), rename(old, new)))
+    take(leases, "a-1", "GPU-0")
+    take(leases, "a-1", "GPU-0")
+    assert len(set(names)) == 2
+
+
+def test_renewing_keeps_a_lease_and_a_ticket_young(leases: Leases) -> None:
+    take(leases, "a-1", "GPU-0")
+    leases.enqueue("a-1", ["GPU-1"], 1, "2026")
+    take(leases, "other-1", "GPU-7")
+    for path in Path(leases.folder).iterdir():
+        os.utime(path, (1.0, 1.0))
+    leases.renew("a-1")
+    leases.renew("none-1")
+    young = {path.name.partition(".")[0] for path in Path(leases.folder).iterdir() if path.stat().st_mtime > 1.0}
+    old = {path.name.partition(".")[0] for path in Path(leases.folder).iterdir() if path.stat().st_mtime == 1.0}
+    assert (young, old) == ({"a-1"}, {"other-1"})
+    assert holders(leases) == {"GPU-0": ["a-1"], "GPU-7": ["other-1"]}
 
 
 def test_a_link_in_place_of_the_folder_is_refused(node: NodeSpec, tmp_path: Path) -> None:
