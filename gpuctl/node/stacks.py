@@ -11,8 +11,9 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import Counter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from gpuctl.node import processes, program
 from gpuctl.node.clock import boottime
@@ -25,9 +26,8 @@ ABORTS: Mapping[str, bool] = {"stalled": True, "nccl_timeout": True, "thread_die
 it is asked to stop; one that is stuck in the driver would not hear it."""
 
 SPY_S, ALL_SPIES_S = 10.0, 30.0
-PRINT_S = 5.0
-POLL_S = 0.02
-QUIET_POLLS = 10  # without a byte more, after which a dying process has said what it had to say
+PRINT_S, ALL_PRINTS_S = 2.0, 10.0  # that it may take to die of SIGABRT: one, all of them
+POLL_S = 0.005
 PROCESSES = 64
 PRINTED_BYTES = 1 << 20
 
@@ -56,9 +56,12 @@ def keep(folder: str, ours: Sequence[Process], *, abort: bool, pause: Pause, on_
                 spied.add(process.id.pid)
                 file.write(f"{_title(process)}, by py-spy\n{dump}\n")
                 file.flush()
-        silent = [process for process in shown if process.id.pid not in spied and _catches(process, signal.SIGABRT)]
+        unspied = [process for process in shown if process.id.pid not in spied]
+        silent = [process for process in unspied if processes.catches(process.id.pid, signal.SIGABRT)]
         if abort and silent:
-            file.write(_aborted(silent, pause, on_kill))
+            for told in _aborted(silent, pause, on_kill):
+                file.write(told)
+                file.flush()
     return Stacks(len(ours), len(spied), len(silent) if abort else 0)
 
 
@@ -89,56 +92,48 @@ def _threads(process: Process) -> str:
 
 
 def _spy(process: Process, within_s: float, pause: Pause) -> Optional[str]:
-    """py-spy's dump of a Python process, by the py-spy of its own environment; None where there is none to be had."""
+    """py-spy's dump of a Python process, by the py-spy of its own environment; None where there is none to be had, or
+    where that is a program of another user's, which must not run as us."""
     environment = processes.environ(process.id.pid) or {}
     folders = [os.path.join(environment["VIRTUAL_ENV"], "bin")] if environment.get("VIRTUAL_ENV") else []
     folders += [os.path.dirname(word) for word in process.argv[:1] if os.path.isabs(word)]
     path = os.pathsep.join([*folders, environment.get("PATH", ""), program.DEFAULT_PATH])
     spy = shutil.which("py-spy", path=path)
-    if spy is None or within_s <= 0:
+    if spy is None or within_s <= 0 or os.stat(os.path.realpath(spy)).st_uid not in (0, os.geteuid()):
         return None
-    with subprocess.Popen(
-        [spy, "dump", "--pid", str(process.id.pid)], env=program.own_environment(),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-    ) as child:  # fmt: skip
+    with tempfile.TemporaryFile() as out:  # a pipe would fill up: nobody reads it before the end
+        child = subprocess.Popen(
+            [spy, "dump", "--pid", str(process.id.pid)], env=program.own_environment(),
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
         deadline = boottime() + within_s
         while child.poll() is None and boottime() < deadline:
             pause(POLL_S)
         if child.poll() is None:
             child.kill()
-        assert child.stdout is not None
-        dump = child.stdout.read().decode("utf-8", "replace")
-    return dump if child.returncode == 0 and dump.strip() else None
+        code = child.wait()
+        out.seek(0)
+        dump = out.read(PRINTED_BYTES).decode("utf-8", "replace")
+    return dump if code == 0 and dump.strip() else None
 
 
-def _catches(process: Process, number: int) -> bool:
-    """Whether it has a handler for the signal."""
-    for line in _text(f"/proc/{process.id.pid}/status").splitlines():
-        name, _, mask = line.partition(":")
-        if name == "SigCgt":
-            return bool(int(mask, 16) >> (number - 1) & 1)
-    return False
-
-
-def _aborted(silent: Sequence[Process], pause: Pause, on_kill: OnKill) -> str:
-    """What they print on SIGABRT. All at once: who sees another one die may end before it has spoken."""
-    sizes: Dict[str, int] = {}
+def _aborted(silent: Sequence[Process], pause: Pause, on_kill: OnKill) -> Iterator[str]:
+    """What each prints on SIGABRT, one after the other, children first: several at once would write into each other's
+    lines. The rest is stopped meanwhile, since who sees another one die may end before it has spoken."""
     for process in silent:
-        printed = _stderr(process)
-        if printed is not None:
-            sizes[printed] = os.path.getsize(printed)
-    reached = [process for process in silent if processes.signal(process.id, signal.SIGABRT)]
-    for process in reached:
-        on_kill(process, "ABRT", WHY)
-    deadline, quiet, before = boottime() + PRINT_S, 0, dict(sizes)
-    while quiet < QUIET_POLLS and boottime() < deadline:
-        pause(POLL_S)
-        now = {path: _size(path) for path in sizes}
-        alive = any(processes.alive(process.id) for process in reached)
-        quiet = 0 if now != before or (alive and now == sizes) else quiet + 1
-        before = now
-    told = [f"== printed to {path} after SIGABRT\n{_from(path, size)}\n" for path, size in sizes.items()]
-    return "".join(told)
+        processes.signal(process.id, signal.SIGSTOP)
+    deadline = boottime() + ALL_PRINTS_S
+    for process in sorted(silent, key=lambda each: each.id.start, reverse=True):
+        path = _stderr(process)
+        before = _size(path) if path is not None else 0
+        if processes.signal(process.id, signal.SIGABRT):
+            on_kill(process, "ABRT", WHY)
+        processes.signal(process.id, signal.SIGCONT)
+        end = min(deadline, boottime() + PRINT_S)
+        while processes.alive(process.id) and boottime() < end:
+            pause(POLL_S)
+        if path is not None:
+            yield f"{_title(process)}, printed to {path} after SIGABRT\n{_from(path, before)}\n"
 
 
 def _stderr(process: Process) -> Optional[str]:
