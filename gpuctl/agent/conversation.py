@@ -14,6 +14,7 @@ from typing import Any
 from gpuctl.agent.framing import Chunk, Framing
 from gpuctl.errors import BY_EXIT_CODE, ConnectionLost, DeadlinePassed, GpuctlError, NodeUnfit
 from gpuctl.transport import Process
+from gpuctl.wire import END
 
 STDERR_KEPT = 64 * 1024
 HANDSHAKE_S = 30
@@ -26,7 +27,9 @@ class BundleMissing(Exception):
 class Conversation:
     """Between `begin()` and `end()`, `next()` gives answers, without heartbeats, until None.
 
-    `keepalive` None is for verbs that answer once: their caller sets a deadline, and no heartbeat goes either way.
+    `keepalive` None is for verbs that answer once: their caller sets a deadline, and no heartbeat goes either way. With
+    it the verb's last answer is `END`: output that ends without that is a lost connection, such as that of a controller
+    which slept so long that the node gave it up.
     `silent` verbs hear our heartbeat but send none.
     """
 
@@ -45,6 +48,7 @@ class Conversation:
         self._silence_s = None if keepalive is None or silent else 3 * keepalive
         self._framing = Framing(self._read, where)
         self._stderr = bytearray()
+        self._complete = keepalive is None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
@@ -80,7 +84,8 @@ class Conversation:
             if answer is None:
                 await self._expect_success()
             elif isinstance(answer, dict):
-                if "heartbeat" in answer:
+                self._complete = self._complete or answer == END
+                if "heartbeat" in answer or answer == END:
                     continue
                 if isinstance(answer.get("error"), dict):
                     raise as_error(answer["error"], self._where)
@@ -126,6 +131,11 @@ class Conversation:
         exit_code = await self.process.wait()
         if exit_code:
             raise self._broken(exit_code)
+        if not self._complete:
+            raise ConnectionLost(
+                f"{self._where}: it ended the stream in between: it had not heard from here for long",
+                "What runs there goes on; ask again.",
+            )
 
     async def _speechless(self) -> GpuctlError:
         """Why Python never spoke: there is none, or the node's shell did not get that far."""

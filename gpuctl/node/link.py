@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional, Protocol
 
 from gpuctl.node.clock import boottime
 from gpuctl.node.waiter import Waiter, Woke
+from gpuctl.wire import END
 
 OVERDUE = 3  # signs of life in a row
 
@@ -41,6 +42,11 @@ class Link:
 
     def send(self, value: Dict[str, Any]) -> None:
         self._write(json.dumps(value).encode("ascii") + b"\n")
+
+    def end(self) -> None:
+        """Of a stream that is complete. One that only stops lacks this, and its reader asks again."""
+        if self._keepalive_s is not None:
+            self.send(END)
 
     def send_chunk(self, header: Dict[str, Any], data: bytes) -> None:
         self._write(json.dumps({"chunk": len(data), **header}).encode("ascii") + b"\n" + data)

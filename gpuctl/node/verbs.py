@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from gpuctl.node.folders import RunFolder, StateFolder
 from gpuctl.node.link import Link, LinkClosed
@@ -32,20 +32,40 @@ def run(argv: List[str]) -> int:
     if verb not in VERBS:
         return _answer_error(Refusal(BAD_USAGE, f"the agent has no verb {verb!r}", "controller and node differ"))
     try:
-        request = json.loads(_first_line())
-        node = _resolved(NodeSpec.from_json(request["node"]))
-        if request.get("version", VERSION) > VERSION:
-            raise Refusal(BAD_USAGE, "the controller speaks a newer version than its own agent", "send it again")
-        VERBS[verb](node, request, Link(request.get("keepalive")))
+        request, node = _read_request()
+        link = Link(request.get("keepalive"))
+        VERBS[verb](_resolved(node), request, link)
+        link.end()
     except LinkClosed:
         return 0
     except Refusal as refusal:
         return _answer_error(refusal)
-    except (KeyError, TypeError, ValueError) as error:
-        return _answer_error(Refusal(BAD_USAGE, f"the agent did not understand a request: {error!r}", ""))
     except OSError as error:
         return _answer_error(Refusal(FAILED, f"{verb} failed on the node: {error}", "`gpuctl doctor` says more"))
+    except Exception as error:  # noqa: BLE001 - the last resort: a person gets a message, not a traceback
+        return _answer_error(_bug(verb, error))
     return 0
+
+
+def _read_request() -> Tuple[Request, NodeSpec]:
+    try:
+        request = json.loads(_first_line())
+        node = NodeSpec.from_json(request["node"])
+        newer = request.get("version", VERSION) > VERSION
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Refusal(BAD_USAGE, f"the agent did not understand a request: {error!r}", "") from None
+    if newer:
+        raise Refusal(BAD_USAGE, "the controller speaks a newer version than its own agent", "send it again")
+    return request, node
+
+
+def _bug(verb: str, error: Exception) -> Refusal:
+    """A fault of ours, with the place where it happened."""
+    import traceback  # here: a verb that works does not need it
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return Refusal(FAILED, f"{verb} failed on the node: {error!r} ({where})", "a fault of gpuctl: please report it")
 
 
 def _first_line() -> str:

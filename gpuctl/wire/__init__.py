@@ -5,3 +5,5 @@ Dataclasses with one JSON form each, no dependency, no I/O. Everything below thi
 """
 
 VERSION = 1
+END = {"end": True}
+"""A stream's last line: what was asked for is complete. One that stops without it was cut."""

@@ -23,6 +23,8 @@ request = json.loads(sys.stdin.buffer.raw.readline())
 def say(**answer):
     os.write(1, json.dumps(answer).encode() + b"\\n")
 exec(request["program"])
+if "keepalive" in request:
+    say(end=True)
 """
 
 

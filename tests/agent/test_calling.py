@@ -199,6 +199,11 @@ say(heard=6, keepalive=request["keepalive"])
     assert streamed(node, program) == [{"heard": 6, "keepalive": 0.3}]
 
 
+def test_a_stream_that_stops_without_its_end_is_a_lost_connection(node: Node) -> None:
+    with pytest.raises(ConnectionLost, match="ended the stream in between"):
+        streamed(node, "say(n=1); sys.exit(0)")
+
+
 def test_silence_is_a_lost_connection_and_no_failure(node: Node) -> None:
     begun = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"nothing heard for 0\.9 s"):

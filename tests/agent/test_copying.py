@@ -28,7 +28,9 @@ from gpuctl.node.link import Link
 from gpuctl.node.refusal import Refusal
 from gpuctl.wire.nodespec import NodeSpec
 try:
-    getattr(files, sys.argv[1])(NodeSpec.from_json(request["node"]), request, Link(request["keepalive"]))
+    link = Link(request["keepalive"])
+    getattr(files, sys.argv[1])(NodeSpec.from_json(request["node"]), request, link)
+    link.end()
 except Refusal as refusal:
     print(json.dumps(refusal.to_json()), flush=True)
     sys.exit(refusal.code)

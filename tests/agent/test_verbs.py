@@ -9,7 +9,7 @@ import pytest
 
 from gpuctl.agent import Agent, Chunk
 from gpuctl.bundle import build
-from gpuctl.errors import NodeUnfit, NotFound
+from gpuctl.errors import GpuctlError, NodeUnfit, NotFound, UsageError
 from gpuctl.spec.inventory import Node, Simulate
 from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import RunSpec
@@ -93,6 +93,17 @@ def test_a_run_that_is_not_there(sim: Node) -> None:
     async def story(agent: Agent) -> None:
         with pytest.raises(NotFound):
             await anext(agent.events("none-1"))
+
+    with_agent(sim, story, build())
+
+
+def test_a_fault_of_ours_is_no_wrong_usage_of_theirs(sim: Node) -> None:
+    async def story(agent: Agent) -> None:
+        with pytest.raises(GpuctlError, match=r"ValueError.*\(verbs.py:\d+\)") as caught:
+            await agent.call("events", run="a-1", after="many")
+        assert (caught.value.exit_code, "report" in caught.value.hint) == (1, True)
+        with pytest.raises(UsageError, match="did not understand"):
+            await agent.call("events", node=7)
 
     with_agent(sim, story, build())
 
