@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
 from gpuctl.node import faults, outputs, shell
 from gpuctl.node.checkpoints import SETTLED_S, Checkpoint, checkpoints
 from gpuctl.node.folders import StateFolder
-from gpuctl.watchdog.budgets import since_request, spoiled
+from gpuctl.watchdog.budgets import spoiled
 from gpuctl.wire import braces
 from gpuctl.wire.runspec import Scalar
 
@@ -33,7 +33,8 @@ class Resuming:
             return []
         since = None if of.spec.resume_older else _wall(of.record.life.created)
         found = checkpoints(shell.workdir(of.spec, self._known()), self._patterns(), since=since)
-        given_up = spoiled(since_request(of.record.attempts))
+        anew = bool((of.record.relaunch or {}).get("requested"))
+        given_up = spoiled(of.record.attempts, anew=anew)
         return [each for each in found if each.key not in given_up]
 
     def choose(self) -> bool:

@@ -83,16 +83,25 @@ def spoils_checkpoint(record: AttemptRecord) -> bool:
     """Whether the attempt's end speaks against the checkpoint that it went on from."""
     if record.resumed_from is None or record.incident is None:
         return False
-    if record.incident.cls == "checkpoint_corrupt":
+    if _damaged(record):
         return not record.progressed
     soon = record.duration_s is not None and record.duration_s < MIN_UPTIME_S
     return record.incident.cls in BLAMES_CHECKPOINT and soon and not record.progressed
 
 
-def spoiled(history: Sequence[AttemptRecord]) -> Set[Tuple[str, Optional[float]]]:
-    """The checkpoints (path, time) that no attempt should go on from any more."""
-    return {(record.resumed_from, record.resumed_written) for record in history
-            if record.resumed_from is not None and spoils_checkpoint(record)}  # fmt: skip
+def spoiled(history: Sequence[AttemptRecord], *, anew: bool = False) -> Set[Tuple[str, Optional[float]]]:
+    """The checkpoints (path, time) that no attempt should go on from any more. `anew`: a person asks for the next one;
+    then only what was plainly damaged stays given up: the rest may have been the program's fault, and mended."""
+    recent = 0 if anew else len(since_request(history))
+    return {
+        (record.resumed_from, record.resumed_written)
+        for age, record in enumerate(reversed(history))
+        if record.resumed_from is not None and spoils_checkpoint(record) and (age < recent or _damaged(record))
+    }
+
+
+def _damaged(record: AttemptRecord) -> bool:
+    return record.incident is not None and record.incident.cls == "checkpoint_corrupt"
 
 
 def steps_back(history: Sequence[AttemptRecord]) -> int:
