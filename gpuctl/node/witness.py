@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
@@ -50,6 +50,7 @@ class Witness:
         self._log = KernelLog(kept.get("log_us"))
         self._disks = Disks(folders)
         self._full: List[str] = []
+        self._rises: Set[str] = set()
         self._kills: List[Tuple[float, Evidence]] = []
         self._index: Dict[str, int] = {}  # the run's GPUs, by PCI address
         self._told: Dict[Tuple[int, Optional[int]], Tuple[str, float]] = {}
@@ -67,6 +68,9 @@ class Witness:
         self._counters.look(self._job or os.getpid(), at)
         before, self._full = self._full, self._disks.full()
         found = [Evidence("disk_full", why, source="disk") for why in self._full if why not in before]
+        own = [rise.text for rise in self._counters.rises(at) if rise.own and rise.text not in self._rises]
+        self._rises.update(own)
+        found += [Evidence("host_oom", text, source="counters") for text in own]
         return found + (self._read(at) if self._log.cheap else [])
 
     def xids(self, reported: Sequence[Xid], at: float) -> List[Evidence]:

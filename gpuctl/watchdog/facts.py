@@ -50,7 +50,7 @@ _KEPT = 8
 HUNG = "driver_hung"
 HUNG_S = 60.0  # of silence, the driver's and the log's, after which an attempt can't go on
 _LOST = re.compile(r"\blost\b|\breset\b", re.IGNORECASE)  # NVML's words for a GPU that needs more than a try
-_NEWS = ("xid_hw", "disk_full")
+_NEWS = ("xid_hw", "disk_full", "host_oom")
 """Facts that are worth telling though the job goes on."""
 
 

@@ -121,6 +121,14 @@ def test_a_worker_that_the_kernel_kills_for_memory(sim: TestNode, container: Pat
     assert any("terminated abruptly" in item["text"] for item in evidence(sim))
 
 
+def test_a_worker_whose_end_nobody_minds_is_told(sim: TestNode, container: Path) -> None:
+    (sim.folder / "grows.py").write_text(GROWS)
+    sim.start(sim.job(waits(sim, "exit 0").replace("while", f"{sys.executable} grows.py; while"), gpus=0))
+    wait_until(lambda: incidents(sim) == [("host_oom", False)], what="the incident that ends nothing")
+    (sim.folder / "gate").touch()
+    assert sim.wait_over().state == "succeeded"
+
+
 def test_an_oom_kill_is_found_by_the_supervisor_that_comes_after(sim: TestNode, container: Path) -> None:
     sim.start(sim.job(f"{waits(sim, '')}; exec {python(sim, GROWS)}", gpus=0))
     sim.wait_state("running")

@@ -129,6 +129,14 @@ def test_a_hardware_fault_is_told_once_while_the_job_lives() -> None:
     assert judge.tick(3.0) == []
 
 
+def test_an_oom_kill_beside_a_job_that_goes_on_is_told() -> None:
+    judge = Judge(Watch())
+    judge.feed("log", b"step 1/9\n", 1.0)
+    judge.fact(OOM_KILL)
+    assert [(found.cls, found.fatal) for found in judge.tick(2.0)] == [("host_oom", False)]
+    assert judge.exited(Exit(exit_code=0), 3.0) is None
+
+
 def test_a_full_disk_explains_a_failed_write() -> None:
     assert ended("RuntimeError: PytorchStreamWriter failed\n", FAILED, FULL).cls == "disk_full"
     assert ended("CUDA out of memory. Tried to allocate 2.00 GiB\n", FAILED, FULL).cls.startswith("gpu_oom")
