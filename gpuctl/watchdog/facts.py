@@ -18,6 +18,12 @@ from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.samples import Sample
 
 NO_OOM = "unknown"
+HUNG = "driver_hung"
+HUNG_S = 60.0  # of silence, the driver's and the log's, after which an attempt can't go on
+
+_NEWS = ("xid_hw", "disk_full", "host_oom")
+"""Facts that are worth telling though the job goes on."""
+_LOST = re.compile(r"\blost\b|\breset\b", re.IGNORECASE)  # NVML's words for a GPU that needs more than a try
 
 _VAGUE = frozenset({"unknown", "code_error", "rank_failed_secondary"})
 _LOST_PEER = frozenset({"nccl_timeout", "nccl_error", "thread_died"})
@@ -31,6 +37,11 @@ _RANKING: Tuple[Tuple[str, FrozenSet[str]], ...] = (
 """The facts that may explain a failure, the deepest first, and what each looks like in a log that does not know of it.
 A log that names another cause is believed."""
 
+_PLAIN = re.compile(
+    r"^(?:Key|Value|Type|Attribute|Import|ModuleNotFound|Name|UnboundLocal|Index|Syntax|Indentation|ZeroDivision"
+    r"|NotImplemented|Recursion)Error\b"
+)
+"""A program's own mistake, whatever the machine did at that time."""
 _SIGKILL = re.compile(
     r"\bSIGKILL\b|\bkilled by signal:? (?:killed|9)\b|\bsignal:? \(?9\b|^(?:\S+: )?(?:line )?[\d: ]*Killed\b"
     r"|\b(?:exit ?code|exit status|returncode)\W{1,4}(?:-9|137)\b"
@@ -44,14 +55,7 @@ _NO_OOM_ADVICE = (
     "{who} was ended by SIGKILL, which gpuctl did not send. The kernel did not either, for want of memory; so somebody "
     "or something else did: a person, a scheduler, or a daemon such as earlyoom or systemd-oomd."
 )
-_KEPT = 8
-
-
-HUNG = "driver_hung"
-HUNG_S = 60.0  # of silence, the driver's and the log's, after which an attempt can't go on
-_LOST = re.compile(r"\blost\b|\breset\b", re.IGNORECASE)  # NVML's words for a GPU that needs more than a try
-_NEWS = ("xid_hw", "disk_full", "host_oom")
-"""Facts that are worth telling though the job goes on."""
+_KEPT = 8  # lines of evidence in an incident
 
 
 class Fact(NamedTuple):
@@ -71,7 +75,7 @@ class Facts:
     def add(self, evidence: Evidence, moves: int) -> None:
         self.known.append(Fact(evidence, moves))
         if evidence.cls in _NEWS and evidence.cls not in self._told:
-            self._tell(evidence, fatal=False)
+            self._tell(evidence)
 
     def hear(self, sample: Sample, moves: int) -> None:
         """Whether the driver answers, and each GPU of the run. One that does again has not hung for good."""
@@ -85,7 +89,7 @@ class Facts:
             self._hung_since = sample.mono_s
             evidence = Evidence(HUNG, sample.error or HUNG, source="telemetry")
             self.add(evidence, moves)
-            self._tell(evidence, fatal=False)
+            self._tell(evidence)
         elif not hangs:
             self._hung_since = None
             self.known = [fact for fact in self.known if fact.evidence.cls != HUNG]
@@ -100,9 +104,9 @@ class Facts:
             news.append(_incident(HUNG, hung, None))
         return news
 
-    def _tell(self, evidence: Evidence, *, fatal: bool) -> None:
+    def _tell(self, evidence: Evidence) -> None:
         self._told.add(evidence.cls)
-        self._untold.append(replace(_incident(evidence.cls, [evidence], None), fatal=fatal))
+        self._untold.append(replace(_incident(evidence.cls, [evidence], None), fatal=False))
 
 
 def explain(found: Optional[Incident], exit: Exit, reading: Reading, facts: Sequence[Fact]) -> Optional[Incident]:
@@ -110,7 +114,9 @@ def explain(found: Optional[Incident], exit: Exit, reading: Reading, facts: Sequ
 
     A fact that the job has moved on from explains nothing, as a line does.
     """
-    by_class: Mapping[str, List[Evidence]] = _by_class(reading, facts)
+    if found is not None and _PLAIN.match(found.evidence[0].text if found.evidence else "") and not _by_sigkill(exit):
+        return None
+    by_class = _by_class(reading, facts)
     killed = _killed(found, exit, reading)
     for cls, looks_like in _RANKING:
         evidence = by_class.get(cls, [])
@@ -139,12 +145,16 @@ def _killed(found: Optional[Incident], exit: Exit, reading: Reading) -> Optional
     A launcher kills the ranks that are left when one has failed; so where the log shows a fault of the program, only
     that very line counts.
     """
-    if exit.signal == signal.SIGKILL or exit.exit_code == 128 + signal.SIGKILL:
+    if _by_sigkill(exit):
         return "It"
     lines = [evidence.text for evidence in found.evidence[:1]] if found is not None else []
     if found is None or found.cls != "code_error":
         lines += [clue.text for clue in reading.clues if reading.moves - clue.moves < MOVED_ON]
     return "One of its processes" if any(_SIGKILL.search(line) for line in lines) else None
+
+
+def _by_sigkill(exit: Exit) -> bool:
+    return exit.signal == signal.SIGKILL or exit.exit_code == 128 + signal.SIGKILL
 
 
 def _ours_first(evidence: List[Evidence], reading: Reading) -> List[Evidence]:

@@ -104,6 +104,11 @@ def test_a_hardware_fault_is_the_root_of_a_lost_peer() -> None:
     assert (incident.cls, incident.gpu) == ("xid_hw", 3)
 
 
+def test_a_mistake_of_the_program_stays_one_beside_a_hardware_fault() -> None:
+    assert ended(raised("KeyError: 'x'"), FAILED, XID_79, FULL).cls == "code_error"
+    assert ended(raised("RuntimeError: something went wrong"), FAILED, XID_79).cls == "xid_hw"
+
+
 def test_a_programs_own_xid_explains_a_silent_end_and_no_more() -> None:
     assert ended("step 1/9\n", FAILED, XID_31).cls == "cuda_illegal_access"
     log = "RuntimeError: CUDA error: device-side assert triggered\n"
