@@ -13,7 +13,9 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import Collection, Iterator, List, Optional, Tuple, Union
+from typing import Collection, Iterator, List, Optional, Set, Tuple, Union
+
+from gpuctl.node.folders import expand
 
 SETTLED_S = 3.0
 """A file that has not changed for so long is taken for written."""
@@ -40,15 +42,25 @@ class Checkpoint:
 
 def checkpoints(workdir: str, patterns: Collection[str], *, since: Optional[float] = None) -> List[Checkpoint]:
     """Those that match and look whole, the newest first; only those written at or after `since` (wall time)."""
-    wholes = [each if os.path.isabs(each) else os.path.join(glob.escape(workdir), each) for each in patterns]
     found = []
-    for path in {os.path.normpath(path) for whole in wholes for path in glob.iglob(whole, recursive=True)}:
+    for path in matching(workdir, patterns):
         if _unfinished(os.path.relpath(path, workdir)):
             continue
         checkpoint = _look(path)
         if checkpoint is not None and (since is None or checkpoint.written >= since):
             found.append(checkpoint)
     return sorted(found, key=lambda each: (each.written, _by_number(each.path)), reverse=True)
+
+
+def matching(workdir: str, patterns: Collection[str]) -> Set[str]:
+    """All that matches, checkpoint or not, below `workdir` where a pattern names no other place."""
+    found: Set[str] = set()
+    for pattern in patterns:
+        whole = expand(pattern) if pattern.startswith("~/") else pattern
+        if not os.path.isabs(whole):
+            whole = os.path.join(glob.escape(workdir), whole)
+        found.update(os.path.normpath(path) for path in glob.iglob(whole, recursive=True))
+    return found
 
 
 def _look(path: str) -> Optional[Checkpoint]:

@@ -7,12 +7,12 @@ left alone, and a launch that would clash so is refused.
 
 from __future__ import annotations
 
-import glob
 import os
 from dataclasses import dataclass
 from typing import Collection, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from gpuctl.node import shell
+from gpuctl.node.checkpoints import matching
 from gpuctl.node.folders import RunFolder, StateFolder, expand, home
 from gpuctl.node.journal import outline
 from gpuctl.node.refusal import BAD_USAGE, UNSAFE, Refusal
@@ -105,9 +105,7 @@ def carry_out(moves: Mapping[str, str], staying: Set[str]) -> None:
 
 def spared(workdir: str, patterns: Collection[str]) -> Set[str]:
     """What `resume.when` matches, under its own name and that of what it links to."""
-    wholes = [each if os.path.isabs(each) else os.path.join(glob.escape(workdir), each) for each in patterns]
-    found = [os.path.normpath(path) for whole in wholes for path in glob.iglob(whole, recursive=True)]
-    return {each for path in found for each in (_true(path), os.path.realpath(path))}
+    return {each for path in matching(workdir, patterns) for each in (_true(path), os.path.realpath(path))}
 
 
 def _set_aside(source: str, target: str, staying: Set[str]) -> None:

@@ -67,6 +67,8 @@ class _Recording:
         found = []
         for index, until in zip(starts, [*starts[1:], len(events)]):
             resumed = until < len(events) and events[until].get("resumed_from") is not None
+            if any(event.get("never_begun") for event in events[index:until]):
+                continue  # nothing of it ran, so there is nothing to judge
             found.append(self._attempt(records[events[index]["attempt"]], events[index:until], resumed))
         return found
 
