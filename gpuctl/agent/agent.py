@@ -108,10 +108,16 @@ class Agent(Caller):
                 yield self._gpus(answer)
 
     async def clean(
-        self, *, gpus: Sequence[int] | None = None, dry_run: bool = False, force: bool = False
+        self,
+        *,
+        gpus: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+        only: Sequence[tuple[int, int]] | None = None,
     ) -> CleanReport:
+        """`only`: none but these are ended, each a pid and its start."""
         wanted = None if gpus is None else list(gpus)
-        answer = await self.call("clean", deadline_s=CLEAN_S, gpus=wanted, dry_run=dry_run, force=force)
+        answer = await self.call("clean", deadline_s=CLEAN_S, gpus=wanted, dry_run=dry_run, force=force, only=only)
         return self._word(CleanReport, answer.get("clean"))
 
     async def probe(self) -> dict[str, Any]:

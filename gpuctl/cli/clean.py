@@ -47,10 +47,10 @@ async def _clean(name: str, gpus: list[int] | None, *, dry_run: bool, force: boo
     async with options.opened() as (fleet, _store):
         node = fleet.inventory.node(name)
         agent = fleet.agent(node)
-        if force and not dry_run and not yes and output.on_terminal():
-            await _confirm(agent, gpus)
+        asking = force and not dry_run and not yes and output.on_terminal()
+        agreed = await _agreed(agent, gpus) if asking else None
         with output.doing(f"cleaning {node.name}"):
-            report = await agent.clean(gpus=gpus, dry_run=dry_run, force=force)
+            report = await agent.clean(gpus=gpus, dry_run=dry_run, force=force, only=agreed)
     if as_json:
         output.document({"node": node.name, **report.to_json()})
     else:
@@ -58,14 +58,15 @@ async def _clean(name: str, gpus: list[int] | None, *, dry_run: bool, force: boo
     return _verdict(node, report)
 
 
-async def _confirm(agent: Agent, gpus: list[int] | None) -> None:
+async def _agreed(agent: Agent, gpus: list[int] | None) -> list[tuple[int, int]]:
+    """What the person was shown and agreed to: these processes, not whatever else is there by then."""
     planned = await agent.clean(gpus=gpus, dry_run=True, force=True)
-    if not planned.killed:
-        return
-    _show(planned)
-    if not output.ask("end these?"):
-        output.note("nothing was done")
-        raise Interrupted
+    if planned.killed:
+        _show(planned)
+        if not output.ask("end these?"):
+            output.note("nothing was done")
+            raise Interrupted
+    return [(holder.pid, holder.start) for holder in planned.killed]
 
 
 def _show(report: CleanReport) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from gpuctl.node import processes, program
 from gpuctl.node.emptiness import UNKILLABLE, UNREADABLE, Readings, wait_empty
@@ -31,9 +31,16 @@ EMPTY_DEADLINE_S = 10.0
 ORDERED = "holds memory on these GPUs, and a person ordered it"
 
 
-def clean(node: NodeSpec, *, gpus: Optional[Sequence[int]], dry_run: bool, force: bool) -> CleanReport:
+def clean(
+    node: NodeSpec,
+    *,
+    gpus: Optional[Sequence[int]],
+    dry_run: bool,
+    force: bool,
+    only: Optional[Collection[ProcessId]] = None,
+) -> CleanReport:
     with Telemetry(node, program.argv("sample")) as telemetry:
-        return Cleaner(node, telemetry, gpus).clean(dry_run=dry_run, force=force)
+        return Cleaner(node, telemetry, gpus).clean(dry_run=dry_run, force=force, only=only)
 
 
 class Cleaner:
@@ -60,8 +67,14 @@ class Cleaner:
         apart = [] if telemetry.pid is None else [telemetry.pid]
         self._holders = described(node, self._devices, self._owner, apart)
 
-    def clean(self, *, dry_run: bool, force: bool) -> CleanReport:
+    def clean(self, *, dry_run: bool, force: bool, only: Optional[Collection[ProcessId]] = None) -> CleanReport:
+        """`only`: what a person has seen and agreed to; nobody else is ended, but what these bring forth meanwhile."""
         ordered = [one for one in self._holders if force and self._why_not(one) is None]
+        if only is not None:
+            ordered = [one for one in ordered if ProcessId(one.pid, one.start) in only]
+            self._orphans = {
+                run: ours for run, ours in self._orphans.items() if any(process.id in only for process in ours)
+            }
         if dry_run:
             targets = [process for ours in self._orphans.values() for process in ours]
             targets += [process for process in map(_process, ordered) if process is not None]

@@ -168,10 +168,12 @@ def _gpus(node: NodeSpec, request: Request, link: Link) -> None:
 
 def _clean(node: NodeSpec, request: Request, link: Link) -> None:
     from gpuctl.node.clean import clean
+    from gpuctl.node.processes import ProcessId
 
-    report = clean(
-        node, gpus=request.get("gpus"), dry_run=bool(request.get("dry_run")), force=bool(request.get("force"))
-    )
+    agreed = request.get("only")
+    only = None if agreed is None else {ProcessId(pid, start) for pid, start in agreed}
+    dry_run, force = bool(request.get("dry_run")), bool(request.get("force"))
+    report = clean(node, gpus=request.get("gpus"), dry_run=dry_run, force=force, only=only)
     link.send({"clean": report.to_json()})
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpuctl.cli.nodes import containers
 from tests.parts.command import Gpuctl
+from tests.parts.gpus import holding
 
 
 @pytest.fixture
@@ -62,6 +63,19 @@ def test_exec_on_many(gpuctl: Gpuctl) -> None:
 def test_exec_that_fails_is_exit_1(gpuctl: Gpuctl) -> None:
     done = gpuctl("exec", "sim", "--json", "--", "sh", "-c", "echo out; echo err >&2; exit 3", code=1)
     assert done.json() == [{"node": "sim", "exit_code": 3, "stdout": "out\n", "stderr": "err\n"}]
+
+
+def test_clean_ends_what_was_agreed_to_and_nothing_that_came_later(gpuctl: Gpuctl) -> None:
+    gpuctl("gpus", "sim", "--json")  # which makes the simulated GPUs
+    folder = str(gpuctl.folder / "state" / "simulated" / "sim")
+    with holding(folder, options=["--mib", "300"]) as shown:
+        screen = gpuctl.on_terminal("clean", "sim", "--force")
+        screen.shows(b"end these? [y/N]")
+        with holding(folder, options=["--mib", "200"]) as late:
+            screen.press(b"y\n")
+            assert screen.end() == 1
+            assert shown.wait(10) == -15
+            assert late.poll() is None
 
 
 def test_doctor(dead_too: Gpuctl) -> None:

@@ -16,35 +16,18 @@ from gpuctl.node.folders import StateFolder, try_lock
 from gpuctl.node.gpus import device_rows, gpus
 from gpuctl.node.journal import Journal
 from gpuctl.node.leases import Lease
-from gpuctl.node.processes import alive
+from gpuctl.node.processes import ProcessId, alive
 from gpuctl.node.refusal import Refusal
 from gpuctl.node.telemetry import Telemetry
-from gpuctl.simulation.devices import SimulatedGpus, resolved
+from gpuctl.simulation.devices import SimulatedGpus
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.replies import CleanReport
 from gpuctl.wire.runspec import RunSpec
-from tests.parts.gpus import SAMPLER, holding, simulated_node, workload_environment
+from tests.parts.gpus import holding, workload_environment
 from tests.reaper.parts import Kept, kept
 from tests.waiting import wait_until
 
 HOLD = [sys.executable, "-m", "gpuctl.simulation.hold"]
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> NodeSpec:
-    return resolved(simulated_node(tmp_path))
-
-
-@pytest.fixture
-def simulated(node: NodeSpec) -> SimulatedGpus:
-    assert node.simulate is not None and node.simulate.folder is not None
-    return SimulatedGpus(node.simulate.folder)
-
-
-@pytest.fixture
-def telemetry(node: NodeSpec) -> Iterator[Telemetry]:
-    with Telemetry(node, SAMPLER) as telemetry:
-        yield telemetry
 
 
 @contextmanager
@@ -146,6 +129,19 @@ def test_strangers_stay_unless_forced(node: NodeSpec, telemetry: Telemetry, simu
         assert clean(node, telemetry, gpus=[1], force=True).empty and stranger.poll() is None
         forced = clean(node, telemetry, force=True)
         assert forced.empty and [one.pid for one in forced.killed] == [stranger.pid] and stranger.wait() == -15
+
+
+def test_only_what_a_person_agreed_to_is_ended(node: NodeSpec, telemetry: Telemetry, simulated: SimulatedGpus) -> None:
+    with run_with_job(node, simulated, "a-1") as seen, holding(simulated.folder, options=["--mib", "300"]) as shown:
+        planned = clean(node, telemetry, force=True, dry_run=True)
+        agreed = {ProcessId(one.pid, one.start) for one in planned.killed}
+        assert {one.pid for one in agreed} == {seen.job.pid, shown.pid}
+        with run_with_job(node, simulated, "b-2") as unseen, holding(simulated.folder, options=["--mib", "1"]) as late:
+            report = Cleaner(node, telemetry, None).clean(dry_run=False, force=True, only=agreed)
+            assert {one.pid for one in report.killed} == {one.pid for one in agreed}
+            assert alive(unseen.job) and late.poll() is None and report.empty is False
+            assert Cleaner(node, telemetry, None).clean(dry_run=False, force=True, only=[]).killed == []
+            assert alive(unseen.job) and late.poll() is None
 
 
 @pytest.mark.parametrize("who", ["protected", "reader", "another user", "another folder's run"])

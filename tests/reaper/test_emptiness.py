@@ -19,31 +19,14 @@ from gpuctl.node.holders import patterns
 from gpuctl.node.processes import alive, scan
 from gpuctl.node.proof import Proof
 from gpuctl.node.telemetry import Telemetry
-from gpuctl.simulation.devices import SimulatedGpus, resolved
+from gpuctl.simulation.devices import SimulatedGpus
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.samples import DeviceSample, Sample
-from tests.parts.gpus import SAMPLER, holding, simulated_node, workload_environment
+from tests.parts.gpus import SAMPLER, holding, workload_environment
 from tests.reaper.parts import RUN, Kept, kept, started
 from tests.waiting import wait_until
 
 HOLD = [sys.executable, "-m", "gpuctl.simulation.hold"]
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> NodeSpec:
-    return resolved(simulated_node(tmp_path))
-
-
-@pytest.fixture
-def gpus(node: NodeSpec) -> SimulatedGpus:
-    assert node.simulate is not None and node.simulate.folder is not None
-    return SimulatedGpus(node.simulate.folder)
-
-
-@pytest.fixture
-def telemetry(node: NodeSpec) -> Iterator[Telemetry]:
-    with Telemetry(node, SAMPLER) as telemetry:
-        yield telemetry
 
 
 def wait(
@@ -59,12 +42,12 @@ def wait(
     return wait_empty(telemetry, node, devices, proof, deadline_s=deadline_s, pause=time.sleep, share=share)
 
 
-def holding_job(gpus: SimulatedGpus, *options: str) -> tuple[list[str], dict[str, str]]:
-    return [*HOLD, *options], workload_environment(gpus.folder, visible="0")
+def holding_job(simulated: SimulatedGpus, *options: str) -> tuple[list[str], dict[str, str]]:
+    return [*HOLD, *options], workload_environment(simulated.folder, visible="0")
 
 
-def holds(telemetry: Telemetry, gpus: SimulatedGpus, mib: int, index: int = 0) -> None:
-    uuid = gpus.uuid(index)
+def holds(telemetry: Telemetry, simulated: SimulatedGpus, mib: int, index: int = 0) -> None:
+    uuid = simulated.uuid(index)
     wait_until(lambda: telemetry.memory([uuid])[uuid] == mib)
 
 
@@ -75,19 +58,19 @@ def test_empty_gpus_are_empty_at_once(telemetry: Telemetry, node: NodeSpec) -> N
 
 
 def test_waits_until_the_memory_is_free(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus, tmp_path: Path
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus, tmp_path: Path
 ) -> None:
-    argv, env = holding_job(gpus, "--mib", "500", "--seconds", "1.5")
+    argv, env = holding_job(simulated, "--mib", "500", "--seconds", "1.5")
     with kept(argv, tmp_path, env=env) as job:
-        holds(telemetry, gpus, 500)
+        holds(telemetry, simulated, 500)
         found = wait(telemetry, node, job.proof(), deadline_s=20)
         assert found.empty and 0 < found.after_s < 10 and not alive(job.job)
 
 
 def test_a_foreign_holder_is_named_without_waiting_for_the_deadline(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus
 ) -> None:
-    with holding(gpus.folder, options=["--mib", "5000"]) as process:
+    with holding(simulated.folder, options=["--mib", "5000"]) as process:
         found = wait(telemetry, node, deadline_s=30)
         assert not found.empty and found.failure == "foreign_holder" and found.after_s < 10
         assert found.why is not None and f"pid {process.pid}" in found.why and "GPU 0 5000 MiB" in found.why
@@ -95,8 +78,8 @@ def test_a_foreign_holder_is_named_without_waiting_for_the_deadline(
         assert found.memory_mib == {"0": 5000, "1": 0}
 
 
-def test_memory_on_another_gpu_blocks_nothing(telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus) -> None:
-    with holding(gpus.folder, visible="1", options=["--mib", "5000"]) as process:
+def test_memory_on_another_gpu_blocks_nothing(telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus) -> None:
+    with holding(simulated.folder, visible="1", options=["--mib", "5000"]) as process:
         found = wait(telemetry, node, only=0)
         assert found.empty
         assert [(one["pid"], one["why"]) for one in found.spared] == [
@@ -110,11 +93,11 @@ def test_who_only_reads_is_spared(telemetry: Telemetry, node: NodeSpec, reader: 
 
 
 def test_a_living_process_of_ours_is_waited_for_then_called_unkillable(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus, tmp_path: Path
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus, tmp_path: Path
 ) -> None:
-    argv, env = holding_job(gpus, "--mib", "700")
+    argv, env = holding_job(simulated, "--mib", "700")
     with kept(argv, tmp_path, env=env) as job:
-        holds(telemetry, gpus, 700)
+        holds(telemetry, simulated, 700)
         found = wait(telemetry, node, job.proof(), deadline_s=0.6)
         assert (found.empty, found.failure) == (False, "unkillable")
         assert [one.pid for one in found.holders] == [job.job.pid] and found.holders[0].ours == RUN
@@ -122,9 +105,9 @@ def test_a_living_process_of_ours_is_waited_for_then_called_unkillable(
         assert wait(telemetry, node, job.proof()).empty
 
 
-def orphan_of_a_dead_parent(telemetry: Telemetry, gpus: SimulatedGpus, job: Kept) -> int:
+def orphan_of_a_dead_parent(telemetry: Telemetry, simulated: SimulatedGpus, job: Kept) -> int:
     """Kills the process that made the context; a forked child keeps its memory."""
-    holds(telemetry, gpus, 900)
+    holds(telemetry, simulated, 900)
     child = wait_until(lambda: [one for one in job.living() if one.ppid == job.job.pid])[0]
     os.kill(job.job.pid, signal.SIGKILL)
     wait_until(lambda: not alive(job.job))
@@ -132,39 +115,39 @@ def orphan_of_a_dead_parent(telemetry: Telemetry, gpus: SimulatedGpus, job: Kept
 
 
 def test_memory_under_a_dead_pid_is_sought_among_ours(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus, tmp_path: Path
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus, tmp_path: Path
 ) -> None:
-    argv, env = holding_job(gpus, "--mib", "900", "--fork")
+    argv, env = holding_job(simulated, "--mib", "900", "--fork")
     with kept(argv, tmp_path, env=env) as job:
         proof = job.proof()
-        child = orphan_of_a_dead_parent(telemetry, gpus, job)
+        child = orphan_of_a_dead_parent(telemetry, simulated, job)
         found = wait(telemetry, node, proof, deadline_s=0.6)
         assert found.failure == "unkillable" and [one.pid for one in found.holders] == [child]
 
 
 def test_memory_under_a_dead_pid_that_is_not_ours_names_who_may_hold_it(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus, tmp_path: Path
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus, tmp_path: Path
 ) -> None:
-    argv, env = holding_job(gpus, "--mib", "900", "--fork")
+    argv, env = holding_job(simulated, "--mib", "900", "--fork")
     with kept(argv, tmp_path, env=env) as job:
-        child = orphan_of_a_dead_parent(telemetry, gpus, job)
+        child = orphan_of_a_dead_parent(telemetry, simulated, job)
         found = wait(telemetry, node, None, deadline_s=0.6)
         assert found.failure == "foreign_holder" and [one.pid for one in found.holders] == [child]
         assert found.why is not None and str(job.job.pid) in found.why and f"run {RUN}" in found.why
 
 
-def test_memory_that_nobody_visible_holds(telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus) -> None:
-    Path(gpus.path("faults.json")).write_text(json.dumps({"outside_mib": {"1": 1234}}))
-    holds(telemetry, gpus, 1234, index=1)
+def test_memory_that_nobody_visible_holds(telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus) -> None:
+    Path(simulated.path("faults.json")).write_text(json.dumps({"outside_mib": {"1": 1234}}))
+    holds(telemetry, simulated, 1234, index=1)
     found = wait(telemetry, node, deadline_s=0.6)
     assert (found.empty, found.failure, found.holders) == (False, "held_outside", [])
     assert found.why is not None and "GPU 1 1234 MiB" in found.why
 
 
 @pytest.fixture
-def reader(gpus: SimulatedGpus, hostile: str) -> Iterator[int]:
+def reader(simulated: SimulatedGpus, hostile: str) -> Iterator[int]:
     """A process that has a device file open and no memory, as an NVML reader."""
-    with started([hostile, "stay", gpus.path("dev", "nvidiactl")]) as process:
+    with started([hostile, "stay", simulated.path("dev", "nvidiactl")]) as process:
         wait_until(lambda: [one for one in scan() if one.id.pid == process.pid and one.comm == "h-stay"])
         yield process.pid
 
@@ -172,20 +155,20 @@ def reader(gpus: SimulatedGpus, hostile: str) -> Iterator[int]:
 @pytest.mark.parametrize(("contained", "failure"), [(True, "held_outside"), (False, "foreign_holder")])
 @pytest.mark.usefixtures("reader")
 def test_in_a_container_a_reader_is_not_accused(
-    node: NodeSpec, gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch, contained: bool, failure: str
+    node: NodeSpec, simulated: SimulatedGpus, monkeypatch: pytest.MonkeyPatch, contained: bool, failure: str
 ) -> None:
     namespace = "pid:[1]" if contained else emptiness.INITIAL_PID_NAMESPACE
     monkeypatch.setattr(emptiness, "namespace", lambda _: namespace)
-    Path(gpus.path("faults.json")).write_text(json.dumps({"outside_mib": {"1": 1234}}))
+    Path(simulated.path("faults.json")).write_text(json.dumps({"outside_mib": {"1": 1234}}))
     with Telemetry(node, SAMPLER) as telemetry:
         found = wait(telemetry, node, deadline_s=0.6)
     assert found.failure == failure and found.why is not None
     assert ("outside this container" in found.why) == contained
 
 
-def test_no_reading_is_not_empty(telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus) -> None:
+def test_no_reading_is_not_empty(telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus) -> None:
     devices = telemetry.sample().devices
-    Path(gpus.path("faults.json")).write_text(json.dumps({"error": "Driver/library version mismatch"}))
+    Path(simulated.path("faults.json")).write_text(json.dumps({"error": "Driver/library version mismatch"}))
     wait_until(lambda: telemetry.sample().error)
     found = wait_empty(telemetry, node, devices, None, deadline_s=0.6, pause=time.sleep)
     assert (found.empty, found.failure) == (False, "unreadable")
@@ -193,9 +176,9 @@ def test_no_reading_is_not_empty(telemetry: Telemetry, node: NodeSpec, gpus: Sim
 
 
 def test_what_a_protected_process_holds_is_the_baseline(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus
 ) -> None:
-    with holding(gpus.folder, options=["--mib", "40"]) as process:
+    with holding(simulated.folder, options=["--mib", "40"]) as process:
         mine = replace(node, protect=[Path(sys.executable).resolve().name])
         found = wait(telemetry, mine)
         assert found.empty and [(one["pid"], one["why"]) for one in found.spared] == [(process.pid, "is protected")]
@@ -204,11 +187,11 @@ def test_what_a_protected_process_holds_is_the_baseline(
 
 
 def test_shared_gpus_need_only_be_rid_of_ours(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus, tmp_path: Path
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus, tmp_path: Path
 ) -> None:
-    argv, env = holding_job(gpus, "--mib", "700")
-    with holding(gpus.folder, options=["--mib", "300"]) as other, kept(argv, tmp_path, env=env) as job:
-        holds(telemetry, gpus, 1000)
+    argv, env = holding_job(simulated, "--mib", "700")
+    with holding(simulated.folder, options=["--mib", "300"]) as other, kept(argv, tmp_path, env=env) as job:
+        holds(telemetry, simulated, 1000)
         assert wait(telemetry, node, job.proof(), share=True, deadline_s=0.6).failure == "unkillable"
         os.kill(job.job.pid, signal.SIGKILL)
         found = wait(telemetry, node, job.proof(), share=True)
@@ -216,9 +199,9 @@ def test_shared_gpus_need_only_be_rid_of_ours(
 
 
 def test_utilisation_is_waited_for_a_second_then_noted(
-    telemetry: Telemetry, node: NodeSpec, gpus: SimulatedGpus
+    telemetry: Telemetry, node: NodeSpec, simulated: SimulatedGpus
 ) -> None:
-    with holding(gpus.folder, options=["--mib", "0", "--utilisation", "100"]):
+    with holding(simulated.folder, options=["--mib", "0", "--utilisation", "100"]):
         began = time.monotonic()
         found = wait(telemetry, node)
         assert found.empty and found.ghost_utilisation and found.after_s < 1
@@ -248,6 +231,6 @@ def test_a_gpu_that_never_says_how_much(node: NodeSpec, processes: list[object] 
     assert found.empty == empty and found.failure == (None if empty else "unreadable")
 
 
-def test_patterns_of_a_simulated_node_lie_in_its_folder(node: NodeSpec, gpus: SimulatedGpus) -> None:
-    assert patterns(node) == [f"{gpus.folder}/dev/nvidia*"]
+def test_patterns_of_a_simulated_node_lie_in_its_folder(node: NodeSpec, simulated: SimulatedGpus) -> None:
+    assert patterns(node) == [f"{simulated.folder}/dev/nvidia*"]
     assert patterns(replace(node, simulate=None, devices=["/dev/x*"])) == ["/dev/x*"]
