@@ -69,7 +69,7 @@ def decide(
         return _stop("failed", incident, "the job's `policy` says so")
     env = allocator_settings(spec, since)
     if isinstance(own, Relaunches):
-        return _again(incident, spec, own, params, since, env=env, said=f"`policy` allows {own.relaunch} relaunches")
+        return _again(incident, spec, own, params, since, env=env, said=f"`policy` allows to relaunch {_times(own.relaunch)}")
     if since and budgets.spoils_checkpoint(since[-1]):
         back = _from_the_one_before(incident, params, since, env=env, resumes=resumes)
         if back is not None:
@@ -90,7 +90,7 @@ def decide(
             params,
             since,
             env=env,
-            said=f"`on_failure` allows {spec.on_failure.relaunch} relaunches"
+            said=f"`on_failure` allows to relaunch {_times(spec.on_failure.relaunch)}"
             if spec.on_failure.relaunch
             else "nothing says that a second try may help (`on_failure: {relaunch: 1}`)",
         )
@@ -141,7 +141,7 @@ def _as_watched(
     if finding.action != "relaunch":
         return _stop("failed", incident, "ended, as `watch` says")
     budget = spec.on_failure if spec.on_failure.relaunch else replace(spec.on_failure, relaunch=STALLED_RELAUNCHES)
-    return _again(incident, spec, budget, params, since, env=env, said=f"it was relaunched {budget.relaunch} times")
+    return _again(incident, spec, budget, params, since, env=env, said=f"it was relaunched {_times(budget.relaunch)}")
 
 
 def _give_way(
@@ -165,7 +165,7 @@ def _give_way(
         return _stop("failed", incident, "the job has no `on_oom`, so nothing may be reduced")
     if relaunched > on_oom.max_relaunches:
         return _stop(
-            "blocked", incident, f"it ran out of memory {relaunched} times (`max_relaunches: {on_oom.max_relaunches}`)"
+            "blocked", incident, f"it ran out of memory {_times(relaunched)} (`max_relaunches: {on_oom.max_relaunches}`)"
         )
     foreign = _foreign(incident, since)
     if foreign:
@@ -324,6 +324,10 @@ def _same_request(since: Sequence[AttemptRecord]) -> bool:
     if one.requested_bytes is None or one.requested_bytes <= _GRANULE or before == now:
         return False
     return one.requested_bytes == other.requested_bytes and one.frame == other.frame
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _what(incident: Incident) -> str:
