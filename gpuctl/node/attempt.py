@@ -7,11 +7,11 @@ import os
 import select
 import subprocess
 import time
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from gpuctl.node import program
 from gpuctl.node.folders import AttemptFolder, RunFolder
-from gpuctl.node.processes import ProcessId, alive, catches, children, find
+from gpuctl.node.processes import ProcessId, alive, catches, children, environ, find
 from gpuctl.node.reaper import signal_number
 from gpuctl.wire.incidents import Exit
 
@@ -60,10 +60,16 @@ class Attempt:
             process = find(top.pid)
             if process is None or process.comm not in SHELLS or catches(top.pid, number):
                 return top
-            below = [child.id for child in map(find, children(top.pid)) if child is not None and child.alive]
+            found = [child for child in map(find, children(top.pid)) if child is not None]
+            below = [child.id for child in found if child.alive and child.ppid == top.pid]
             if not below:
                 return top
             top = min(below, key=lambda child: child.start)
+
+    def secrets(self, names: Sequence[str]) -> Optional[Dict[str, str]]:
+        """Their values, from the living job's environment, which no program can wipe there (SPT_NOENV)."""
+        known = environ(self.job.pid) if self.job is not None and self.job_lives else None
+        return {name: known[name] for name in names if name in known} if known else None
 
     def exit(self) -> Optional[Exit]:
         """How it ended; None while it runs. A status that nobody could read is an Exit without one, never a guess."""
@@ -96,7 +102,8 @@ class Attempt:
         data = self.folder.exit()
         if data is None:
             return None
-        return Exit(exit_code=data["exit_code"], signal=data["signal"], duration_s=data["duration_s"])
+        never_begun = not data.get("started", True)
+        return Exit(data["exit_code"], data["signal"], data["duration_s"], never_begun=never_begun)
 
     def _reap(self) -> Optional[Exit]:
         """Where the keeper died, its orphans are ours (the supervisor is a subreaper too), and so is the status."""

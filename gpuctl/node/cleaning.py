@@ -46,7 +46,7 @@ class Cleaning:
     def _never(self, me: ProcessId) -> List[ProcessId]:
         sampler = self._of.telemetry.pid if self._of.telemetry is not None else None
         found = find(sampler) if sampler is not None else None
-        return [me] if found is None else [me, found.id]
+        return [me, *self._of.apart] if found is None else [me, found.id, *self._of.apart]
 
     def clean_up(
         self, attempt: Attempt, request: Optional[Request], exit: Optional[Exit], incident: Optional[Incident] = None
@@ -172,11 +172,14 @@ class Cleaning:
         assert of.telemetry is not None
         uuids = {device.uuid for device in of.placement.devices}
         devices = [device for device in of.telemetry.sample().devices if device.uuid in uuids]
+        used = {device.uuid: device.memory_used_mib for device in devices}
+        if of_pids is None:  # what gives no reading is not known to hold nothing
+            return all(mib is not None and mib <= of.node.idle_mib for mib in map(used.get, uuids))
         full = [device for device in devices if (device.memory_used_mib or 0) > of.node.idle_mib]
-        if of_pids is None:
-            return not full
         named = {process.pid for device in full for process in device.processes or []}
-        return not full or (bool(named) and not named.intersection(of_pids) and not _dead(named))
+        unread = [device for device in devices if device.memory_used_mib is None]
+        theirs = {process.pid for device in full + unread for process in device.processes or []}.intersection(of_pids)
+        return not theirs and (not full or (bool(named) and not _dead(named)))
 
     def _note_exit(self, exit: Exit) -> None:
         of = self._of
@@ -186,6 +189,8 @@ class Cleaning:
                 "peak_mib": {str(index): mib for index, mib in sorted(of.eyes.peak_mib.items())},
             }  # fmt: skip
             ledger.enter(of, exit)  # first: what is journaled is not done again after a crash
+            if exit.never_begun:
+                fields["never_begun"] = True
             of.record.write("attempt_exited", sync=True, **fields)
             faults.reach(of.state_dir, "exit-journaled")
 

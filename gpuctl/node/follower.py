@@ -17,8 +17,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Uni
 
 from gpuctl.wire.word import Word
 
-PIECE = 1 << 20
-PIECES = 4  # of one file in one `read`: a log of gigabytes is read in portions
+PIECE = 1 << 18  # of one file in one `read`: a log of gigabytes is read in portions
 MOST_FILES = 200
 SCAN_EVERY_S = 1.0
 TAIL = 64
@@ -97,6 +96,17 @@ class Follower:
                 file.standing = file.mark()  # a stale handle of a network file system: next time anew, from here
                 file.close()
         return found
+
+    def leap(self, keep: int) -> List[Tuple[str, int]]:
+        """Goes on `keep` bytes before each file's end. Answers which were cut short by that, and by how many bytes."""
+        skipped = []
+        for file in self._files.values():
+            if file.fd is not None:
+                left = os.fstat(file.fd).st_size - keep - file.offset
+                if left > 0:
+                    skipped.append((file.source, left))
+                    file.begin(Mark.at(file.fd, file.offset + left))
+        return skipped
 
     def marks(self) -> Dict[str, Mark]:
         """How far each file was read, by path."""
@@ -179,10 +189,8 @@ class _File:
         if not self._tail.holds(self.fd):
             yield Truncated(self.source)
             self.offset = _first_data(self.fd)
-        for _ in range(PIECES):
-            data = os.pread(self.fd, PIECE, self.offset)
-            if not data:
-                break
+        data = os.pread(self.fd, PIECE, self.offset)
+        if data:
             yield Chunk(self.source, self.offset, data)
             self.offset += len(data)
         self._tail = Mark.at(self.fd, self.offset)

@@ -24,6 +24,8 @@ class History:
         self.exited: Optional[Mapping[str, Any]] = None  # the attempt_exited of that attempt
         self.asked: Optional[Mapping[str, Any]] = None  # an accepted request that is not carried out yet
         self.relaunch: Optional[Mapping[str, Any]] = None  # a relaunching event that no attempt followed yet
+        self.begun: Dict[str, Any] = {}  # what the last attempt was begun with: params and added environment
+        self.called_back = False  # since the last ending
         for event in events:
             self._learn(event)
 
@@ -39,6 +41,8 @@ class History:
             learn(event)
 
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
+        before = self.relaunch or {}
+        self.begun = {"params": dict(event.get("params", {})), "env": dict(before.get("env") or {})}
         self.started, self.exited, self.relaunch = event, None, None
         self.xids.clear()
         if event.get("keeper"):
@@ -79,7 +83,11 @@ class History:
     def _on_relaunching(self, event: Mapping[str, Any]) -> None:
         self.relaunch, self.asked = event, None
 
+    def _on_callback(self, event: Mapping[str, Any]) -> None:
+        self.called_back = True
+
     def _on_run_finished(self, event: Mapping[str, Any]) -> None:
+        self.called_back = False
         self.asked = self.relaunch = None
 
     def _on_request(self, event: Mapping[str, Any]) -> None:

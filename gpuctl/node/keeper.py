@@ -28,7 +28,8 @@ from gpuctl.node.processes import children, find
 PR_SET_CHILD_SUBREAPER = 36
 NOT_STARTED = b"n"
 RETRY_S = 1.0
-RESTART_BACKOFF_S = (0.0, 0.2, 1.0, 5.0, 30.0)
+RESTART_BACKOFF_S = (0.0, 0.0, 0.2, 1.0, 5.0, 30.0)  # by how many supervisors in a row have died soon
+LIVED_S = 60.0  # a supervisor that lived so long did not die of what it found
 OOM_SCORE_ADJ = "500"  # the kernel's OOM killer should take the job before its watchdog
 
 
@@ -60,6 +61,7 @@ def main() -> int:
     os.close(order["report_fd"])
     if os.read(heard, 1) == NOT_STARTED:
         os.waitpid(job, 0)
+        _write(folder, {"pid": job, "started": False, "exit_code": None, "signal": None, "duration_s": None})
         start_supervisor(order["run_dir"], order["secrets"])  # the one before us died: that is what the job was told
         return 0
     _keep(job, folder, started, order)
@@ -119,7 +121,7 @@ def _record(folder: int, pid: int, status: int, started: float) -> None:
     """Writes exit.json aside and renames it. By folder descriptor: the folder may have been renamed meanwhile."""
     exited = os.WIFEXITED(status)
     ended = clock.boottime()
-    data = json.dumps({
+    _write(folder, {
         "pid": pid,
         "status": status,
         "exit_code": os.WEXITSTATUS(status) if exited else None,
@@ -127,7 +129,11 @@ def _record(folder: int, pid: int, status: int, started: float) -> None:
         "ended": clock.now(),
         "ended_mono_s": round(ended, 3),
         "duration_s": round(ended - started, 3),
-    }).encode()  # fmt: skip
+    })  # fmt: skip
+
+
+def _write(folder: int, told: Dict[str, Any]) -> None:
+    data = json.dumps(told).encode()
     while True:
         try:
             aside = os.open("exit.json.aside", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder)
@@ -145,6 +151,7 @@ def _record(folder: int, pid: int, status: int, started: float) -> None:
 def _guard(order: Dict[str, Any], letting_go: int) -> None:
     """Waits for the run's lock to come free (a supervisor died, whoever started it) and starts the next supervisor."""
     failures = 0
+    since = clock.boottime()
     while True:
         try:
             lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
@@ -153,12 +160,13 @@ def _guard(order: Dict[str, Any], letting_go: int) -> None:
             return
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.close(lock)
+        failures = 0 if clock.boottime() - since > LIVED_S else failures + 1
+        time.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S) - 1)])
+        since = clock.boottime()
         answer = start_supervisor(order["run_dir"], order["secrets"])
         if answer == "ended":
             _say(letting_go)
             return
-        failures = 0 if answer == "watching" else failures + 1
-        time.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S) - 1)])
 
 
 def start_supervisor(run_dir: str, secrets: Optional[Dict[str, str]], *, deadline_s: float = 20.0) -> str:

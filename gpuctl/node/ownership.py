@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Iterator, List, Sequence
+from typing import Dict, Iterable, Iterator, List, Sequence, Set
 
 from gpuctl.node.folders import RUN_ID, RunFolder, StateFolder, try_lock
 from gpuctl.node.journal import outline
 from gpuctl.node.processes import Process, ProcessId, alive, environ, find
-from gpuctl.node.proof import ATTEMPT_DIR, Proof, marked
+from gpuctl.node.proof import Proof, marked
 from gpuctl.wire.life import Life, fold
 
 
@@ -53,16 +53,14 @@ def past(folder: RunFolder) -> Past:
 
 
 def marked_runs(state: StateFolder, listed: Iterable[Process]) -> List[Past]:
-    """The runs of this folder that living processes are marked with. One whose folder is gone counts only where the
-    marker itself says that it was there."""
-    seen: Dict[str, bool] = {}  # by run: does a marker say so?
+    """The runs of this folder that living processes are marked with, also those whose own folder is gone."""
+    seen: Set[str] = set()
     for process in listed:
         environment = environ(process.id.pid) or {}
         run = marked(environment, state.path) if process.alive else None
         if run is not None and RUN_ID.fullmatch(run):
-            seen[run] = seen.get(run, False) or ATTEMPT_DIR in environment
-    found = [past(state.run(run)) for run in sorted(seen)]
-    return [one for one in found if not one.removed or seen[one.run]]
+            seen.add(run)
+    return [past(state.run(run)) for run in sorted(seen)]
 
 
 def runs_with_processes(state: StateFolder, listed: Iterable[Process]) -> List[Past]:

@@ -12,7 +12,7 @@ import sys
 from typing import Dict, List
 
 FLAGS = "-IS"
-"""Isolated from the user's site and folder; and without site-packages, whose .pth files cost 2 MB and may run anything."""
+"""Isolated from the user's site and folder, and without site-packages, whose .pth files cost 2 MB and run anything."""
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -77,10 +77,11 @@ def multiplexer(process: Process) -> bool:
 
 
 def marked(environment: Mapping[str, str], state_dir: str) -> Optional[str]:
-    """The run of this state folder that the marker names. Another folder's run of the same name is not meant."""
+    """The run of this state folder that the marker names. Another folder's run of the same name is not meant, nor is
+    what a callback started, which knows the run's name but is no part of the job."""
     run = environment.get(MARKER)
     folder = environment.get(ATTEMPT_DIR)
-    if not run or (folder is not None and not _below(folder, os.path.join(state_dir, "runs", run))):
+    if not run or folder is None or not _below(folder, os.path.join(state_dir, "runs", run)):
         return None
     return run
 

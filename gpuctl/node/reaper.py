@@ -50,10 +50,9 @@ def end(
 ) -> Reaped:
     """Ends all that is proven; returns when none of it lives, or when only what SIGKILL can't end is left.
 
-    `top` is the attempt's first process as journaled, None where it is known to be gone. `quick`: SIGKILL at once.
+    `top` is whom to ask first, None where it is known to be gone; like all others it needs the proof. `quick`: SIGKILL
+    at once.
     """
-    if top is not None:
-        proof.remember(top)
     if not quick:
         _ask(top, proof, stop, pause, on_kill)
     frozen = _freeze(proof)
@@ -136,7 +135,7 @@ def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> bool:
     for _ in range(CHASE_ROUNDS):
         moved = False
         for root in proof.roots:
-            for pid in processes.children(root.pid):
+            for pid in _children(root):
                 child = processes.find(pid)
                 if child is None:
                     moved = True
@@ -148,6 +147,14 @@ def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> bool:
         if not moved:
             break
     return active
+
+
+def _children(root: ProcessId) -> List[int]:
+    """Its children now; none where that pid is another process's by now, before or after they were read."""
+    if not processes.alive(root):
+        return []
+    found = processes.children(root.pid)
+    return found if processes.alive(root) else []
 
 
 def _kill(frozen: Dict[ProcessId, Process], proof: Proof, why: str, pause: Pause, on_kill: OnKill) -> Reaped:

@@ -38,8 +38,10 @@ class Inbox:
                 with open(path, encoding="utf-8") as file:
                     request = Request.from_json(json.load(file))
                 found.append((os.stat(path).st_mtime_ns, request.id, request))
-            except (ValueError, TypeError, OSError):
+            except (ValueError, TypeError):
                 self._remove(path)
+            except OSError:
+                continue  # not now: it stays for the next look
         return [request for _, _, request in sorted(found, key=lambda item: item[:2])]
 
     def done(self, request: Request) -> None:
@@ -94,8 +96,9 @@ def carried_out(run: RunFolder, request: Request, after: int, link: Link) -> Ite
                     request.kind == "relaunch" and event["type"] == "attempt_started"
                 ):
                     return
-            if not run.supervised():
-                start_supervisor(run.path, None)
+            if not run.supervised() and start_supervisor(run.path, None) == "ended":
+                yield from (event for event in reader.read() if event["seq"] > after)
+                return
             link.wait(waiter, LOOK_S)
     finally:
         waiter.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuctl.node import faults, ledger
-from gpuctl.node.folders import write_json
 from gpuctl.watchdog.policy import decide
 from gpuctl.wire.incidents import Action, Incident
 from gpuctl.wire.requests import Request
@@ -33,13 +32,20 @@ class Settling:
         """After the clean-up."""
         of = self._of
         of.eyes.close()
-        request, of.request = ending.request or of.request, None
+        asked = [request for request in (ending.request, of.request) if request is not None]
+        request = next((each for each in asked if each.kind == "kill"), asked[-1] if asked else None)
+        of.request = None
         exit = ending.exit
         ended_well = exit is not None and exit.exit_code == 0 and ending.incident is None
-        if request is not None and request.kind == "relaunch":
+        if exit is not None and exit.never_begun and request is None:
+            relaunch = of.record.begun
+            of.record.write("relaunching", sync=True, **relaunch, why="its supervisor died before the attempt began")
+        elif request is not None and request.kind == "relaunch":
             self.relaunch_as_asked(request)
         elif request is not None and not ended_well:
             of.finish("killed", f"killed on request{f' of {request.by}' if request.by else ''}")
+        elif ending.shown:
+            of.finish("succeeded", "a probe: the line that it was to reach was seen")
         elif ending.incident is not None:
             self._act(self.decided(ending.incident), ending.incident)
         elif ended_well:
@@ -75,8 +81,7 @@ class Settling:
         of = self._of
         archived = of.resuming.plan()  # of what was written under the spec so far
         if request.spec is not None:
-            of.spec = RunSpec.from_json({**request.spec, "run": of.spec.run})
-            write_json(of.run.spec_file, of.spec.to_json())
+            of.change_spec(RunSpec.from_json({**request.spec, "run": of.spec.run}))
         params = {**(of.spec.params if request.spec is not None else of.record.life.params), **request.params}
         why = f"asked for{f' by {request.by}' if request.by else ''}"
         of.record.write("relaunching", sync=True, params=params, why=why, requested=True, **archived)

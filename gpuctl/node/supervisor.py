@@ -16,24 +16,26 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from gpuctl.node import faults, ledger, program, shell
-from gpuctl.node.attempt import Attempt, NotStarted, Starting, set_aside
+from gpuctl.node import faults, ledger, limits, program, shell
+from gpuctl.node.attempt import Attempt, NotStarted, set_aside
 from gpuctl.node.callback import call_back
 from gpuctl.node.cleaning import Cleaning
 from gpuctl.node.clock import boottime
-from gpuctl.node.folders import RunFolder, StateFolder
+from gpuctl.node.folders import RunFolder, StateFolder, write_json
 from gpuctl.node.history import Record
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
 from gpuctl.node.oom_kills import machine_counters
 from gpuctl.node.outputs import paths_of
-from gpuctl.node.placement import Placement, read_launch, simulated_environment
-from gpuctl.node.processes import ProcessId, environ, signal
+from gpuctl.node.placement import Placement, read_launch
+from gpuctl.node.preparing import prepared
+from gpuctl.node.processes import ProcessId, children, find, signal
+from gpuctl.node.refusal import FAILED
 from gpuctl.node.requests import Inbox, refusal_of
 from gpuctl.node.resuming import Resuming
 from gpuctl.node.settling import Settling
 from gpuctl.node.telemetry import Telemetry
-from gpuctl.node.watching import Eyes, keep_standing
+from gpuctl.node.watching import Eyes
 from gpuctl.node.witness import Witness
 from gpuctl.wire import braces
 from gpuctl.wire.incidents import Exit, Incident
@@ -42,7 +44,6 @@ from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import RunSpec
 
 LOOK_S = 1.0
-CALM = frozenset({"killed", "succeeded"})
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Ending:
     exit: Optional[Exit] = None
     incident: Optional[Incident] = None
     request: Optional[Request] = None
+    shown: bool = False  # a probe has shown what it was made for
 
 
 class Supervisor:
@@ -72,6 +74,7 @@ class Supervisor:
         self.placement = Placement(self)
         self.resuming = Resuming(self)
         self.settling = Settling(self)
+        self.apart: List[ProcessId] = []  # what a callback left running: no part of the job
 
     # ── the life ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,7 +104,8 @@ class Supervisor:
         elif life.machine and self.machine.elsewhere(Machine.from_json(life.machine)):
             return "elsewhere"
         elif life.over:
-            return "watching" if self.inbox.waiting() else "ended"
+            self._call_back()
+            return "watching" if self.inbox.waiting() or self.record.asked is not None else "ended"
         elif life.machine and not self.machine.same_life(Machine.from_json(life.machine)) and life.state != "queued":
             self.finish("lost", "the machine was restarted while it ran")
             return "watching" if self.inbox.waiting() else "ended"
@@ -119,13 +123,13 @@ class Supervisor:
 
     def resume(self) -> Optional[Attempt]:
         """The attempt that the journal left open; None where the next is to begin."""
+        self.request = self._asked()
         if self.record.life.over or self.record.started is None or self.record.relaunch is not None:
-            self.request = self._asked()
             return None
         attempt = Attempt.of_event(self.run, self.record.started)
         self.placement.devices_of(self.record.started)
         if self.secrets is None and self.spec.secrets:
-            self.secrets = self._secrets_of(attempt)
+            self.secrets = attempt.secrets(self.spec.secrets)
         self.open_eyes(attempt)
         return attempt
 
@@ -154,12 +158,11 @@ class Supervisor:
             self.finish("blocked", trouble)
             return None
         number = self.record.number + 1
-        set_aside(self.run, number)
-        folder = self.run.attempt(number)
-        folder.create()
         known = shell.values(self.spec, params, number, len(self.placement.devices), shell.free_port())
         try:
-            starting = self._start(number, known, relaunch.get("env") or {})
+            set_aside(self.run, number)
+            self.run.attempt(number).create()
+            starting = prepared(self, number, known, relaunch.get("env") or {})
         except (NotStarted, OSError) as error:
             self.finish("failed", f"attempt {number} could not be started: {error}")
             return None
@@ -183,28 +186,6 @@ class Supervisor:
         faults.reach(self.state_dir, "attempt-told")
         return attempt
 
-    def _start(self, number: int, known: Mapping[str, Any], added: Mapping[str, str]) -> Starting:
-        folder = self.run.attempt(number)
-        indices = [device.index for device in self.placement.devices]
-        exported = shell.environment(self.spec, known, attempt_dir=folder.path, indices=indices, added=added)
-        exported.update(simulated_environment(self.node))
-        script = os.path.join(folder.path, "job.sh")
-        with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(shell.script(self.spec, known, exported, resume=self.resuming.text(known)))
-        with open(os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb"):
-            pass  # so that it can be followed from its first byte
-        machines = machine_counters(self.node)
-        keep_standing(folder.path, shell.workdir(self.spec, known), self._log_globs(known), machines=machines)
-        return Starting(self.run, folder, {
-            "run_dir": self.run.path,
-            "lock": self.run.lock,
-            "attempt_dir": folder.path,
-            "log": folder.log,
-            "argv": [*shell.login_shell(), script],
-            "env": {**program.login_environment(), **exported},
-            "secrets": self.secrets or {},
-        })  # fmt: skip
-
     def open_eyes(self, attempt: Attempt) -> None:
         spec = self.spec
         known = shell.values(spec, self.record.life.params or spec.params, attempt.number, 0, 0)
@@ -212,15 +193,15 @@ class Supervisor:
         workdir = shell.workdir(spec, known)
         folders = [workdir, *paths_of(spec, known)]
         witness = Witness(attempt, folders, machines=machine_counters(self.node), shared=spec.share)
-        self.eyes.open(attempt, spec, workdir, self._log_globs(known), uuids, witness=witness)
+        self.eyes.open(attempt, spec, workdir, self.log_globs(known), uuids, witness=witness)
         self.cleaning.open(attempt)
 
-    def _log_globs(self, known: Mapping[str, Any]) -> List[str]:
+    def log_globs(self, known: Mapping[str, Any]) -> List[str]:
         return [braces.render(pattern, known, quote=False) for pattern in self.spec.watch.logs]
 
     def watch(self, attempt: Attempt) -> Ending:
         """Until it exits, an incident is confirmed, its time is up, or somebody asks for its end."""
-        if self.record.exited is not None or self.record.asked is not None:
+        if self._ending_is_known():
             return self._ending_from_journal(attempt)
         started = (self.record.started or {}).get("mono_s", boottime())
         told: List[Incident] = []  # a limit that was passed stays passed
@@ -233,10 +214,12 @@ class Supervisor:
             self.read_requests()
             if self.request is not None:
                 return Ending(request=self.request)
+            if self.shown:
+                return Ending(shown=True)
             if self.spec.timeout_s is not None and boottime() - started >= self.spec.timeout_s:
-                incidents.append(_timeout(self.spec.timeout_s))
+                incidents.append(limits.timed_out(self.spec.timeout_s))
             if self.record.journal.short_of_room or self.eyes.no_room:
-                incidents.append(_disk_full(self.run.path))
+                incidents.append(limits.disk_full(self.run.path))
             for incident in [each for each in incidents if each not in told]:
                 told.append(incident)
                 self.record.write("incident", **incident.to_event())
@@ -248,22 +231,41 @@ class Supervisor:
         if self.spec.setup.strip() and not os.path.exists(os.path.join(attempt.folder.path, shell.SETUP_DONE)):
             exit = replace(exit, setup_failed=exit.exit_code not in (None, 0))
         incident = self.eyes.verdict(exit)
+        if self.shown:
+            return Ending(exit=exit, shown=True)
         if incident is not None:
             self.record.write("incident", **incident.to_event())
         return Ending(exit=exit, incident=incident)
+
+    def _ending_is_known(self) -> bool:
+        """Whether the last supervisor had found out that this attempt is over, or was ending it."""
+        record = self.record
+        if record.exited is not None or record.asked is not None or record.life.state == "cleaning":
+            return True
+        incident = record.attempts[-1].incident
+        return incident is not None and not self.spec.observe and self.settling.ends(incident)
 
     def _ending_from_journal(self, attempt: Attempt) -> Ending:
         """What the last supervisor had found out before it died."""
         exited, request = self.record.exited, self._asked()
         exit = None
         if exited is not None:
-            exit = Exit(exited.get("exit_code"), exited.get("signal"), exited.get("duration_s"))
+            never_begun = bool(exited.get("never_begun"))
+            exit = Exit(
+                exited.get("exit_code"), exited.get("signal"), exited.get("duration_s"), never_begun=never_begun
+            )
+        if self.shown and request is None:
+            return Ending(exit, shown=True)
         incident = self.record.attempts[-1].incident
         if exit is None and incident is None and request is None:
             exit = attempt.exit()
         if incident is None and exit is not None and request is None:
             incident = self.eyes.verdict(exit)
         return Ending(exit, incident, request)
+
+    @property
+    def shown(self) -> bool:
+        return self.spec.probe and self.eyes.done
 
     def _asked(self) -> Optional[Request]:
         """The request that was accepted and is not carried out yet."""
@@ -279,7 +281,31 @@ class Supervisor:
         self.record.write("run_finished", sync=True, state=state, why=why)
         self.leases.release(self.spec.run)
         self._let_go(self.record.keepers)
+        self._call_back()
+
+    def _call_back(self) -> None:
+        """Tells whom the job names, once for each ending. Of this run nothing lives now, so what is our child by then
+        was started by the callback."""
+        if self.record.called_back:
+            return
         call_back(self.spec, self.node, self.record)
+        left = [process.id for process in map(find, children(os.getpid())) if process is not None]
+        self.apart += [process for process in left if process not in self.record.keepers]
+
+    def change_spec(self, spec: RunSpec) -> None:
+        """Another job file for the next attempts: other GPUs too, perhaps."""
+        self.spec, before = spec, self.spec
+        write_json(self.run.spec_file, spec.to_json())
+        if spec.gpus == before.gpus:
+            return
+        self.placement.forget()
+        if spec.gpus == 0 and self.telemetry is not None:
+            self.leases.release(spec.run)
+            self.telemetry.close()
+            self.telemetry = None
+        elif spec.gpus != 0 and self.telemetry is None:
+            self.telemetry = Telemetry(self.node, program.argv("sample"))
+        self.eyes.telemetry = self.telemetry
 
     def _let_go(self, keepers: Sequence[ProcessId]) -> None:
         """Old keepers may end: what follows is journaled. (They ignore it while they have children.)"""
@@ -302,14 +328,25 @@ class Supervisor:
         for request in self.inbox.waiting():
             if request.id not in self.record.answered:
                 refusal = refusal_of(self.record.life, request.kind)
-                if refusal is None and self.request is not None and request.kind != "kill":
-                    refusal = {"code": 1, "why": f"another request is being carried out: {self.request.kind}"}
+                if refusal is None and request.kind != "kill":
+                    refusal = self._not_now(request)
                 fields = {**request.to_json(), **(refusal or {})}
                 fields.pop("id")
                 self.record.write("request", sync=True, request=request.id, accepted=refusal is None, **fields)
                 if refusal is None:
                     self.request = request
             self.inbox.done(request)
+
+    def _not_now(self, request: Request) -> Optional[Dict[str, Any]]:
+        """Why a relaunch can't be carried out as things are."""
+        if self.request is not None:
+            return {"code": FAILED, "why": f"another request is being carried out: {self.request.kind}"}
+        wanted = (request.spec or {}).get("secrets", self.spec.secrets)
+        missing = [name for name in wanted if name not in (self.secrets or {})]  # type: ignore[attr-defined]
+        if missing and not self.record.life.over:
+            hint = f"`gpuctl kill {self.spec.run}` first: a relaunch from a shell that has them then hands them over"
+            return {"code": FAILED, "why": f"its supervisor does not have {', '.join(missing)}", "hint": hint}
+        return None
 
     def pause(self, seconds: float) -> None:
         """Waits, while logs are read and requests are answered."""
@@ -343,16 +380,3 @@ class Supervisor:
         if self.telemetry is not None:
             self.telemetry.close()
         self.record.journal.close()
-
-    def _secrets_of(self, attempt: Attempt) -> Optional[Dict[str, str]]:
-        """From the living job's environment, which no program can wipe there (SPT_NOENV)."""
-        known = environ(attempt.job.pid) if attempt.job is not None and attempt.job_lives else None
-        return {name: known[name] for name in self.spec.secrets if name in known} if known else None
-
-
-def _timeout(limit_s: float) -> Incident:
-    return Incident("timeout", True, advice=f"The attempt ran into its timeout of {limit_s:.0f} s and was ended.")
-
-
-def _disk_full(path: str) -> Incident:
-    return Incident("disk_full", True, advice=f"The disk that holds {path} is full. Make room there, then relaunch.")

@@ -23,7 +23,7 @@ from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.tree_io import Tree
 from gpuctl.node.waiter import Waiter
 from gpuctl.node.witness import Witness, keep
-from gpuctl.watchdog.judge import Judge, Loading, Notice, Progress, Ready, TooSlow
+from gpuctl.watchdog.judge import Done, Judge, Loading, Notice, Progress, Ready, TooSlow
 from gpuctl.watchdog.policy import watch_of
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import RunSpec
@@ -32,6 +32,8 @@ from gpuctl.wire.samples import Sample
 SAMPLE_S = 1.0
 PROGRESS_S = 10.0
 PACE_S = 0.5  # between two looks at logs that grow all the time; an exit is seen at once
+READ_S = 0.25  # of reading at a time
+LAST_READ_S, LAST_BYTES = 10.0, 8 << 20  # after the exit: so long, then only the last of each file
 ROOM_S = 5.0
 TREE_S = (1.0, 10.0)  # between two looks at the processes' I/O: a quarter of `watch.stall.for`, within these
 LINE_CHARACTERS = 200
@@ -51,11 +53,13 @@ class Eyes:
         self.last_sample: Optional[Sample] = None
         self.peak_mib: Dict[int, int] = {}  # by index, of this attempt
         self.loaded_mib: Optional[int] = None  # on the fullest, once it was ready
+        self.done = False  # the job's own line for its end was seen
         self._judge: Optional[Judge] = None
         self._follower: Optional[Follower] = None
         self._uuids: List[str] = []
         self._witness: Optional[Witness] = None
         self._watched: Set[str] = set()
+        self._behind = False  # the logs hold more than was read
         self._next_sample = 0.0
         self._next_room = 0.0
         self._tree = Tree(None)
@@ -81,20 +85,24 @@ class Eyes:
         self._witness = witness
         self._tree = Tree(attempt.keeper, attempt.job)
         self._tree_s = min(max(watch.stall.for_s / 4, TREE_S[0]), TREE_S[1]) if watch.stall is not None else TREE_S[1]
-        self.peak_mib, self.loaded_mib = {}, None
+        self.peak_mib, self.loaded_mib, self.done = {}, None, False
         self._unwritten, self._last_progress = None, 0.0
         self._watch(attempt.folder.path)  # its log grows there
         self._job = descriptor(attempt.job) if attempt.job is not None else None
         if self._job is not None:
             self.waiter.add_fd(self._job)
         if self.record.life.attempt == attempt.number and self.record.life.state in ("loading", "running", "cleaning"):
-            self._read(quietly=self.record.attempts[-1].progressed or self.record.life.state != "loading")
+            quietly = self.record.attempts[-1].progressed or self.record.life.state != "loading"
+            self._read(quietly=quietly, within_s=LAST_READ_S)
+            if self._behind:
+                self._follower.leap(LAST_BYTES)
+                self._read(quietly=quietly, within_s=LAST_READ_S)
 
     def look(self, timeout_s: float) -> List[Incident]:
         """Waits for something to happen, at most so long; reads, samples, journals; answers confirmed incidents."""
         now = boottime()
         due = self._next_sample - now if self._judge is not None else timeout_s
-        if self._job in self.waiter.wait(max(0.0, min(timeout_s, due))):
+        if self._job in self.waiter.wait(0.0 if self._behind else max(0.0, min(timeout_s, due))):
             self._forget_job()
         self._read()
         now = boottime()
@@ -119,7 +127,12 @@ class Eyes:
     def verdict(self, exit: Exit) -> Optional[Incident]:
         """What the judge says of an ended attempt, once the last of its logs is read."""
         assert self._judge is not None
-        self._read(scan=True)
+        self._read(scan=True, within_s=LAST_READ_S)
+        if self._behind:
+            assert self._follower is not None
+            for source, skipped in self._follower.leap(LAST_BYTES):
+                self.record.write("note", why=f"{skipped} bytes of {source} were not read: it grew too fast")
+            self._read(within_s=LAST_READ_S)
         self._flush_progress()
         if exit.exit_code != 0 and self._witness is not None:
             self._sample()  # an Xid that came with the end is in it
@@ -184,10 +197,14 @@ class Eyes:
         if io is not None:
             self._judge.io(io)
 
-    def _read(self, *, quietly: bool = False, scan: bool = False) -> None:
+    def _read(self, *, quietly: bool = False, scan: bool = False, within_s: float = READ_S) -> None:
+        """What the logs hold that is new. Not all of it, where they grow faster than they can be judged: an exit or a
+        request must not wait for that."""
         if self._follower is None or self._judge is None:
             return
-        while True:
+        deadline = boottime() + within_s
+        self._behind = True
+        while boottime() < deadline:
             pieces = self._follower.read(scan=scan)
             scan = False
             for piece in pieces:
@@ -196,9 +213,13 @@ class Eyes:
                     self._judge.truncated(piece.source)
                     continue
                 for notice in self._judge.feed(piece.source, piece.data, boottime()):
+                    if isinstance(notice, Done) and not self.done:
+                        self._sample()  # before a probe is ended: the peak that it was made for
+                        self.done = True
                     if not quietly:
                         self._notice(notice)
             if not pieces:
+                self._behind = False
                 break
         for path in self._follower.paths:
             self._watch(path)

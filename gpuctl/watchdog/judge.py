@@ -169,8 +169,6 @@ class Judge:
         self._start(at)
         for source, reader in self._readers.items():
             self._read(reader.close(), source, at)
-        if exit.timed_out:
-            return _made("timeout", "It ran longer than `timeout` allows.")
         if exit.asked or (exit.exit_code is None and exit.signal is None):
             return None
         if exit.left_behind:

@@ -102,7 +102,7 @@ class Exit(Word):
     exit_code: Optional[int] = None
     signal: Optional[int] = None  # a number
     duration_s: Optional[float] = None
-    timed_out: bool = False  # ended by us, since `timeout` had passed
     left_behind: bool = False  # its first process ended, but descendants live and hold GPU memory
     asked: bool = False  # ended by us on a request, or after an incident
     setup_failed: bool = False  # it ended before its `setup` was through
+    never_begun: bool = False  # its process was ended before it became the job: nothing of it has run

@@ -122,6 +122,7 @@ class RunSpec(Word):
     watch: Watch = field(default_factory=Watch)
     callback: Optional[Callback] = None
     observe: bool = False
+    probe: bool = False  # `gpuctl fit`: it has shown what it was tried for, and is ended, once `watch.done` is seen
     by: str = ""  # who launched it, from where: user@host
     version: int = 1
 

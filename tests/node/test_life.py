@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.node.processes import ProcessId, alive
+from gpuctl.node.processes import ProcessId, alive, find, signal
 from gpuctl.wire.runspec import OnOom, Stop
 from tests.parts.node import TestNode, node
 from tests.waiting import wait_until
@@ -132,6 +132,65 @@ def test_relaunch_of_a_run_that_has_ended(sim: TestNode) -> None:
     sim.ask("job-1", "relaunch", params={"code": 0})
     wait_until(lambda: sim.life().state == "succeeded")
     assert sim.life().attempt == 2
+
+
+def test_a_kill_wins_over_a_relaunch_that_is_under_way(sim: TestNode) -> None:
+    command = "sh -c 'trap : TERM; echo deaf; while :; do sleep 0.1; done'"
+    sim.start(sim.job(command, gpus=1, stop=Stop("TERM", 2)))
+    wait_until(lambda: sim.life().attempt and sim.log() == "deaf\n")
+    sim.ask("job-1", "relaunch", wait=False)
+    sim.ask("job-1", "kill")
+    assert sim.life().state == "killed"
+    assert len(sim.events(type="attempt_started")) == 1
+
+
+def test_a_relaunch_with_another_job_file_may_ask_for_other_gpus(sim: TestNode) -> None:
+    def asking(gpus: int) -> dict[str, object]:
+        return sim.job("sh -c 'printenv CUDA_VISIBLE_DEVICES; sleep 600'", gpus=gpus).to_json()
+
+    sim.start(sim.job("sleep 600", gpus=1))
+    sim.wait_state("loading")
+    for attempt, (gpus, visible) in enumerate([(2, "0,1\n"), (0, "\n"), (1, "0\n")], 2):
+        sim.ask("job-1", "relaunch", spec=asking(gpus), grace_s=1)
+        wait_until(lambda attempt=attempt, visible=visible: sim.log(attempt=attempt) == visible)
+        leased = [row["leases"] for row in sim.call("gpus")[-1]["devices"]]
+        assert leased == [["job-1"]] * gpus + [[]] * (2 - gpus)
+
+
+def test_a_relaunch_that_needs_a_secret_which_its_supervisor_lacks_ends_nothing(sim: TestNode) -> None:
+    sim.start(sim.job("sleep 600", gpus=0))
+    sim.wait_state("loading")
+    spec = sim.job("sleep 600", gpus=0, secrets=["TOKEN"]).to_json()
+    refused = sim.ask("job-1", "relaunch", spec=spec)[-1]["error"]
+    assert "TOKEN" in refused["what"]
+    assert sim.jobs_of()
+
+
+def test_a_log_that_grows_faster_than_it_is_read_delays_no_kill(sim: TestNode) -> None:
+    spec = sim.job("sh -c 'while :; do yes | head -c 1000000; sleep 0.02; done'", gpus=0, stop=Stop("TERM", 1))
+    sim.start(type(spec).from_json({**spec.to_json(), "watch": {"done": "never to be seen"}}))
+    wait_until(lambda: sim.life().attempt and len(sim.log()) > 5_000_000)
+    events = sim.ask("job-1", "kill")
+    assert events[-1]["type"] == "run_finished"
+    assert sim.life().state == "killed"
+
+
+def test_what_a_callback_leaves_running_is_no_part_of_the_job(sim: TestNode) -> None:
+    pid = sim.folder / "pid"
+    callback = {"when": ["failed"], "run": f"sleep 600 >/dev/null 2>&1 & echo $! > {pid}"}
+    spec = sim.job("false", gpus=1)
+    sim.start(type(spec).from_json({**spec.to_json(), "callback": callback}))
+    sim.wait_over()
+    wait_until(lambda: sim.events(type="callback"))
+    left = find(int(pid.read_text()))
+    assert left is not None
+    sim.call("clean", dry_run=False)
+    sim.ask("job-1", "relaunch")
+    sim.wait_over()
+    try:
+        assert alive(left.id)
+    finally:
+        signal(left.id, 9)
 
 
 def test_the_timeout_of_an_attempt(sim: TestNode) -> None:

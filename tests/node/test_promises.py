@@ -147,12 +147,11 @@ def test_a_crash_around_the_fork_starts_no_job_twice(gated: Gated, sim: TestNode
     sim.ps()
     gated.gate.touch()
     sim.wait_over()
-    assert gated.starts <= 1
+    assert gated.starts == 1  # it had not begun, whatever was journaled, so it was made anew
     started = sim.events(type="attempt_started")
     assert len({event["attempt"] for event in started}) == len(started)
-    if point == "attempt-forked":
-        assert gated.starts == 1  # nothing had been journaled, so the attempt was made anew
-        assert sim.events(type="attempt_exited")[-1]["exit_code"] == 7
+    assert sim.events(type="attempt_exited")[-1]["exit_code"] == 7
+    assert sim.life().state == "failed"
 
 
 @pytest.mark.parametrize("point", ["attempt-told", "exit-seen", "exit-journaled", "cleaned", "finish"])
@@ -174,6 +173,44 @@ def test_a_kill_that_was_accepted_is_carried_out_by_the_next_supervisor(gated: G
     sim.ask("job-1", "kill", grace_s=1)
     assert sim.life().state == "killed"
     assert len(sim.events(type="request")) == 1
+
+
+def test_a_supervisor_that_died_while_it_cleaned_up_is_followed_by_one_that_goes_on_cleaning(
+    gated: Gated, sim: TestNode
+) -> None:
+    gated.start()
+    gated.running()
+    sim.kill_9("supervise")
+    wait_until(lambda: sim.events(type="supervisor_started"))
+    watching = sim.processes("supervise")[0]
+    os.kill(watching.pid, signal.SIGSTOP)
+    job = sim.jobs_of()[0]
+    os.kill(job.pid, signal.SIGSTOP)  # frozen, as the reaper leaves it between its steps
+    journal = sim.state_dir / "runs/job-1/journal.jsonl"
+    last = sim.events()[-1]
+    asked = {"request": "r1", "kind": "kill", "accepted": True, "by": "", "grace_s": 0.5}
+    with journal.open("a") as file:
+        for seq, event in enumerate(({"type": "request", **asked}, {"type": "cleaning", "gpus": [0]}), last["seq"] + 1):
+            file.write(json.dumps({**last, "seq": seq, **event}) + "\n")
+    os.kill(watching.pid, signal.SIGKILL)
+    assert sim.wait_over().state == "killed"
+    assert not alive(job)
+
+
+def test_an_accepted_relaunch_of_an_ended_run_survives_its_supervisor(gated: Gated, sim: TestNode) -> None:
+    gated.start()
+    gated.gate.touch()
+    finished(sim)
+    journal = sim.state_dir / "runs/job-1/journal.jsonl"
+    last = sim.events()[-1]
+    asked = {"type": "request", "request": "r1", "kind": "relaunch", "accepted": True, "by": "", "params": {}}
+    fields = {key: last[key] for key in ("time", "mono_s", "attempt")}
+    wait_until(lambda: not sim.processes("supervise"))
+    with journal.open("a") as file:
+        file.write(json.dumps({"seq": last["seq"] + 1, **fields, **asked}) + "\n")
+    sim.ask("job-1", "kill", wait=False)  # any contact that starts a supervisor
+    wait_until(lambda: gated.starts == 2)
+    sim.wait_over()
 
 
 def test_seq_has_no_gap_after_crashes(gated: Gated, sim: TestNode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpuctl.node import processes, reaper
-from gpuctl.node.processes import Process, ProcessId, alive, scan
+from gpuctl.node.processes import Process, ProcessId, alive, children, find, scan
+from gpuctl.node.proof import Proof
 from gpuctl.node.reaper import Reaped, end, end_only, signal_number
 from gpuctl.wire.runspec import Stop
 from tests.reaper.parts import Kept, id_of, kept, pause_never, started
@@ -216,3 +218,16 @@ def test_signals_by_name(name: str, number: int) -> None:
     assert signal_number(name) == number
     with pytest.raises(ValueError, match="is no signal's name"):
         signal_number("TERMINATE")
+
+
+def test_children_of_who_has_a_dead_keepers_pid_now_are_nobodys(tmp_path: Path) -> None:
+    person = subprocess.Popen(["sh", "-c", "sleep 300 & sleep 300 & wait"], start_new_session=True)
+    try:
+        kids = wait_until(lambda: len(children(person.pid)) == 2 and [find(pid) for pid in children(person.pid)])
+        proof = Proof("old-run-1", str(tmp_path), [ProcessId(person.pid, 1)])
+        end(None, proof, Stop("TERM", 0.1), pause=time.sleep, on_kill=lambda *_: None)
+        assert all(kid is not None and alive(kid.id) and find(kid.id.pid).state != "T" for kid in kids)
+    finally:
+        for pid in [*children(person.pid), person.pid]:
+            os.kill(pid, 9)
+        person.wait()

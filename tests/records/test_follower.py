@@ -44,8 +44,21 @@ def test_a_large_file_comes_in_portions(log: Path) -> None:
     log.write_bytes(b"x" * (PIECE * 6 + 5))
     follower = Follower()
     follower.add(str(log), "log")
-    assert sum(len(piece.data) for piece in follower.read() if isinstance(piece, Chunk)) == 4 * PIECE
-    assert sum(map(len, text(follower).values())) == 2 * PIECE + 5
+    assert sum(len(piece.data) for piece in follower.read() if isinstance(piece, Chunk)) == PIECE
+    assert sum(map(len, text(follower).values())) == 5 * PIECE + 5
+
+
+def test_a_leap_goes_on_near_the_end_and_says_what_it_left_out(log: Path) -> None:
+    log.write_bytes(b"x" * 100 + b"last words")
+    follower = Follower()
+    follower.add(str(log), "log")
+    follower.add(f"{log}.none", "none")
+    assert follower.leap(10) == [], "it is not open yet"
+    assert text(follower) == {"log": b"x" * 100 + b"last words"}
+    with log.open("ab") as file:
+        file.write(b"y" * 50 + b"more words")
+    assert follower.leap(10) == [("log", 50)]
+    assert text(follower) == {"log": b"more words"}
 
 
 def test_a_rotated_file_is_read_to_its_end_then_the_new_one_from_its_start(log: Path) -> None:

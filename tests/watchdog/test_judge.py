@@ -139,7 +139,6 @@ def test_the_last_line_may_lack_its_end() -> None:
         (Exit(signal=signal.SIGKILL), "unknown", "main memory"),
         (Exit(exit_code=137), "unknown", "SIGKILL"),
         (Exit(signal=signal.SIGSEGV), "code_error", "SIGSEGV"),
-        (Exit(exit_code=0, timed_out=True), "timeout", "timeout"),
         (Exit(exit_code=0, left_behind=True), "code_error", "background"),
     ],
 )
