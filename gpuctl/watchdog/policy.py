@@ -69,7 +69,7 @@ def decide(
         return _stop("failed", incident, "the job's `policy` says so")
     env = allocator_settings(spec, since)
     if isinstance(own, Relaunches):
-        return _again(incident, spec, own, params, since, env=env, said=f"`policy` allows to relaunch {_times(own.relaunch)}")
+        return _again(incident, spec, own, params, since, env=env, said=f"`policy` allows {_relaunches(own)}")
     if since and budgets.spoils_checkpoint(since[-1]):
         back = _from_the_one_before(incident, params, since, env=env, resumes=resumes)
         if back is not None:
@@ -90,7 +90,7 @@ def decide(
             params,
             since,
             env=env,
-            said=f"`on_failure` allows to relaunch {_times(spec.on_failure.relaunch)}"
+            said=f"`on_failure` allows {_relaunches(spec.on_failure)}"
             if spec.on_failure.relaunch
             else "nothing says that a second try may help (`on_failure: {relaunch: 1}`)",
         )
@@ -165,7 +165,9 @@ def _give_way(
         return _stop("failed", incident, "the job has no `on_oom`, so nothing may be reduced")
     if relaunched > on_oom.max_relaunches:
         return _stop(
-            "blocked", incident, f"it ran out of memory {_times(relaunched)} (`max_relaunches: {on_oom.max_relaunches}`)"
+            "blocked",
+            incident,
+            f"it ran out of memory {_times(relaunched)} (`max_relaunches: {on_oom.max_relaunches}`)",
         )
     foreign = _foreign(incident, since)
     if foreign:
@@ -327,7 +329,11 @@ def _same_request(since: Sequence[AttemptRecord]) -> bool:
 
 
 def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+    return "once" if count == 1 else f"{count} times"
+
+
+def _relaunches(budget: Relaunches) -> str:
+    return {0: "no relaunch", 1: "one relaunch"}.get(budget.relaunch, f"{budget.relaunch} relaunches")
 
 
 def _what(incident: Incident) -> str:
