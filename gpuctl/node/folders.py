@@ -7,7 +7,7 @@
     lock                     held by the supervisor for its life
     reserve                  room for the journal's last words
     requests/<id>.json       renamed into place by callers
-    attempts/<n>/            log, exit.json; the job's GPUCTL_DIR
+    attempts/<n>/            log, exit.json, samples.jsonl (for a replay); the job's GPUCTL_DIR
   ledger.jsonl  history.jsonl
 """
 
