@@ -109,7 +109,7 @@ def _journaled(incident: dict[str, Any] | None) -> dict[str, Any]:
     facts = {key: incident[key] for key in _FROM_THE_JOURNAL if incident.get(key) is not None}
     evidence = [item for item in incident.get("evidence") or [] if isinstance(item, dict)]
     if evidence:
-        facts["evidence"] = [{"line": item.get("line"), "text": item.get("text")} for item in evidence]
+        facts["evidence"] = [{key: item.get(key) for key in ("line", "text", "source")} for item in evidence]
     if incident.get("class"):
         facts["verdict"] = f"Attempt {incident.get('attempt')} failed: {str(incident['class']).replace('_', ' ')}."
     return facts
@@ -134,6 +134,7 @@ def _lines(one: dict[str, Any]) -> Iterator[str]:
         total = f" of {sentences.size(one['total_bytes'])}" if one["total_bytes"] is not None else ""
         yield f"  asked for {sentences.size(one['requested_bytes'])}{gpu}{free}{total}"
     for evidence in one["evidence"]:
-        yield f"  line {evidence['line']}: {evidence['text']}"
+        where = f"line {evidence['line']}" if evidence["line"] else evidence.get("source") or "beside the log"
+        yield f"  {where}: {evidence['text']}"
     if one["advice"]:
         yield f"  {one['advice']}"

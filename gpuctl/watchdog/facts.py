@@ -52,8 +52,8 @@ _SIGKILL = re.compile(
 _SAYS_OOM = re.compile(r"\boom|out of memory|memory ?error|bad_alloc|allocate", re.IGNORECASE)
 
 _NO_OOM_ADVICE = (
-    "{who} was ended by SIGKILL, which gpuctl did not send. The kernel did not either, for want of memory; so somebody "
-    "or something else did: a person, a scheduler, or a daemon such as earlyoom or systemd-oomd."
+    "{who} was ended by SIGKILL. gpuctl did not send it, and the kernel's out-of-memory killer did not either: it was "
+    "somebody or something else, such as a person, a scheduler, earlyoom or systemd-oomd."
 )
 _KEPT = 8  # lines of evidence in an incident
 

@@ -42,7 +42,7 @@ def test_a_sigkill_with_an_oom_kill_counted_is_host_oom() -> None:
 def test_a_sigkill_alone_is_no_host_oom() -> None:
     incident = ended("loading data\n", SIGKILLED, NONE_COUNTED)
     assert incident.cls == "unknown"
-    assert "for want of memory" in incident.advice and NONE_COUNTED in incident.evidence
+    assert "somebody or something else" in incident.advice and NONE_COUNTED in incident.evidence
 
 
 def test_an_oom_kill_of_a_neighbour_explains_no_other_end() -> None:
