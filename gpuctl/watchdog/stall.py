@@ -21,6 +21,7 @@ from gpuctl.wire.samples import TreeIo
 READ_BYTES_S = 32 * 1024
 WRITTEN_BYTES_S = 4 * 1024
 LEAST_IO_S = 10.0
+LOOK_S = 30.0  # how long a first look at the tree is waited for: it needs two, and a busy machine may be late
 BUSY_CORES = 0.1  # of a run without GPUs: who computes does not stall. With GPUs a waiting thread spins
 GAP_S = 60.0  # nobody looked for so long (the machine slept, we were stopped): that time proves nothing
 INTERVALS = 3  # of the usual time between two moves
@@ -80,10 +81,11 @@ class Stall:
                 self._over, self._told = f"a sign of life again: {sign}", None
             return None
         patience = max(self.setting.for_s, INTERVALS * usual_s) * (SAVING if self._is_saving else 1)
-        if at - since < patience:
+        looked = self._io is not None and self._io.mono_s > since
+        if at - since < patience + (0.0 if looked else LOOK_S):
             return None
         self._told = since
-        known = (idle is not None or not self.power.sampled) and self._io is not None and self._io.mono_s > since
+        known = looked and (idle is not None or not self.power.sampled)
         return self._incident(at, at - since, known=known)
 
     def recovered(self) -> Optional[str]:

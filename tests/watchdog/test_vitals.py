@@ -181,7 +181,7 @@ def test_a_small_card_idles_high() -> None:
 
 @pytest.mark.parametrize("how", [{"limit_w": None}, {}])
 def test_what_cant_be_read_is_told_and_ends_nothing(how: dict[str, None]) -> None:
-    life = at_work(**how).go(120, CONTEXT, io="limit_w" in how)
+    life = at_work(**how).go(140, CONTEXT, io="limit_w" in how)
     (incident,) = life.incidents
     assert (incident.cls, incident.fatal) == ("stalled", False)
     assert "can't be read" in incident.advice
