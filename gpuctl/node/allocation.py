@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from gpuctl.node.leases import Lease
 from gpuctl.node.refusal import BAD_USAGE, UNFIT, Refusal
@@ -69,8 +69,12 @@ def choose(spec: RunSpec, node: NodeSpec, sample: Sample, held: Dict[str, List[L
             f"{'are' if len(free) != 1 else 'is'} free on {node.name}: {'; '.join(reasons)}",
             [device.uuid for device in devices],
         )
-    emptiest = sorted(free, key=lambda device: (device.memory_used_mib or 0, device.index))
-    return sorted(emptiest[:count], key=lambda device: device.index)
+    return sorted(sorted(free, key=_fullness)[:count], key=lambda device: device.index)
+
+
+def _fullness(device: DeviceSample) -> Tuple[bool, int, int]:
+    """Sorts the emptiest first. One that does not say what it holds is not known to be empty: it comes last."""
+    return (device.memory_used_mib is None, device.memory_used_mib or 0, device.index)
 
 
 def _taken(device: DeviceSample, spec: RunSpec, node: NodeSpec, held: Dict[str, List[Lease]]) -> Optional[str]:

@@ -166,6 +166,14 @@ class StateFolder:
         sync_folder(self.runs)
         return folder, True
 
+    def unlist(self, folder: RunFolder) -> str:
+        """The run is no more: its folder gets a name that is none, at once, and may be deleted in peace. Answers where
+        it lies then. The caller holds its lock."""
+        aside = os.path.join(self.runs, f".{folder.run}.{os.urandom(4).hex()}.removed")
+        os.rename(folder.path, aside)
+        sync_folder(self.runs)
+        return aside
+
 
 def write_json(path: str, value: Any, *, mode: int = 0o600) -> None:
     """A JSON file that is there whole or not at all, and still there after a power cut."""

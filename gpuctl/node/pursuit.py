@@ -6,6 +6,7 @@ It also mends: a run whose supervisor and keeper both died changes no file any m
 from __future__ import annotations
 
 import os
+import time
 from datetime import datetime, timedelta, timezone
 from typing import Callable, Collection, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -19,6 +20,7 @@ from gpuctl.wire.life import Life, fold
 
 LOOK_S = 5.0
 RECENT = timedelta(hours=24)
+STARTING_S = 60.0
 
 Revive = Callable[[RunFolder], object]
 """Starts a supervisor for a run and returns once it watches, or has found the run lost."""
@@ -111,9 +113,18 @@ def orphaned(folder: RunFolder, life: Life, machine: Machine) -> bool:
     """Is it a live run of this machine that no supervisor watches? One whose folder was removed is none."""
     if life.over or not os.path.isdir(folder.path):
         return False
+    if life.seq == 0 and _new(folder.path):
+        return False  # whoever makes it is about to start its supervisor, and hands it the secrets
     if life.machine and machine.elsewhere(Machine.from_json(life.machine)):
         return False
     return not folder.supervised()
+
+
+def _new(path: str) -> bool:
+    try:
+        return 0 <= time.time() - os.stat(path).st_mtime < STARTING_S
+    except FileNotFoundError:
+        return False
 
 
 def ended_long_ago(folder: RunFolder) -> bool:

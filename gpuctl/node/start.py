@@ -6,6 +6,7 @@ anything exists: a folder that is missing, a command that is not found, GPUs tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -13,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from gpuctl.node import ledger, program, shell
 from gpuctl.node.allocation import Busy, choose, eligible, wanted
 from gpuctl.node.checkpoints import checkpoints
-from gpuctl.node.folders import RunFolder, StateFolder, write_json
+from gpuctl.node.folders import RunFolder, StateFolder, try_lock, write_json
 from gpuctl.node.journal import read
 from gpuctl.node.keeper import start_supervisor
 from gpuctl.node.leases import Leases
@@ -44,9 +45,9 @@ def start(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
         warnings += _nothing_to_resume(spec)
         warnings += _lingering()
         folder = _create(spec, node, state, warnings, force=bool(request.get("force")))
-    _supervise(folder, dict(request.get("secrets") or {}))
+    _supervise(folder, dict(request.get("secrets") or {}), state, node)
     if spec.launcher == "tmux":
-        open_view(folder.path)
+        warnings += _view(folder)
     return {"run": row(folder.spec(), read(folder.journal), here=identity().host).to_json(), "warnings": warnings}
 
 
@@ -71,7 +72,8 @@ def _check(spec: RunSpec) -> None:
 
 
 def _create(spec: RunSpec, node: NodeSpec, state: StateFolder, warnings: List[str], *, force: bool) -> RunFolder:
-    """Leases first, then the folder: a crash between leaves a lease that ends by itself."""
+    """Leases first, then the folder: a crash between leaves a lease that ends by itself. Both under one lock: whoever
+    asks for the same run at the same time finds the folder, and leaves its lease alone."""
     if spec.after is not None and life_of(node, spec.after).state != "succeeded":
         return _folder(state, spec, Launch(node, queued=True))
     if spec.gpus == 0:
@@ -81,6 +83,9 @@ def _create(spec: RunSpec, node: NodeSpec, state: StateFolder, warnings: List[st
     warnings += _foreseen(spec, state, eligible(spec, node, sample)[: wanted(spec)], force=force)
     leases = Leases(node)
     with leases.locked():
+        folder = state.run(spec.run)
+        if os.path.isdir(folder.path):
+            return folder
         devices: Optional[List[DeviceSample]] = None
         try:
             devices = choose(spec, node, sample, leases.held())
@@ -93,12 +98,12 @@ def _create(spec: RunSpec, node: NodeSpec, state: StateFolder, warnings: List[st
             devices = None
         if devices is not None:
             leases.take([device.uuid for device in devices], spec.run, spec.share)
-    chosen = [{"index": device.index, "uuid": device.uuid} for device in devices or []]
-    try:
-        return _folder(state, spec, Launch(node, chosen, queued=devices is None))
-    except BaseException:
-        leases.release(spec.run)
-        raise
+        chosen = [{"index": device.index, "uuid": device.uuid} for device in devices or []]
+        try:
+            return _folder(state, spec, Launch(node, chosen, queued=devices is None))
+        except BaseException:
+            leases.release(spec.run)
+            raise
 
 
 def _foreseen(spec: RunSpec, state: StateFolder, devices: List[DeviceSample], *, force: bool) -> List[str]:
@@ -122,11 +127,58 @@ def _folder(state: StateFolder, spec: RunSpec, launch: Launch) -> RunFolder:
     return state.create_run(spec, fill)[0]
 
 
-def _supervise(folder: RunFolder, secrets: Dict[str, str]) -> None:
-    """A supervisor for a run that has none. An ended run needs none."""
-    answer = "taken" if folder.supervised() else start_supervisor(folder.path, secrets)
-    if answer == "failed" and not read(folder.journal):
-        raise Refusal(FAILED, f"the supervisor of {folder.run} did not start", _last_error(folder))
+def _supervise(folder: RunFolder, secrets: Dict[str, str], state: StateFolder, node: NodeSpec) -> None:
+    """A supervisor for a run that has none. An ended run needs none. A run that does not begin is taken back: what was
+    answered as failed must not begin later."""
+    why = ""
+    try:
+        if folder.supervised() or start_supervisor(folder.path, secrets) != "failed":
+            return
+    except OSError as error:
+        why = str(error)
+    if _begun(folder):
+        return
+    lock = _lock(folder)
+    if lock is None:
+        raise Refusal(
+            UNFIT,
+            f"the supervisor of {folder.run} has started, but says nothing yet",
+            f"`gpuctl ps {folder.run}` shows what becomes of it; look at the machine's load and its disk",
+        )
+    try:
+        if _begun(folder):
+            return
+        why = why or _last_error(folder)
+        removed = state.unlist(folder)
+        with contextlib.suppress(Refusal):  # no folder of leases, so no lease
+            Leases(node).release(folder.run)
+    finally:
+        os.close(lock)
+    shutil.rmtree(removed, ignore_errors=True)
+    raise Refusal(FAILED, f"the supervisor of {folder.run} did not start: {why}", "nothing of the run is left")
+
+
+def _lock(folder: RunFolder) -> Optional[int]:
+    try:
+        return try_lock(folder.lock)
+    except FileNotFoundError:
+        raise Refusal(FAILED, f"{folder.run} was removed while it was started", "") from None
+
+
+def _begun(folder: RunFolder) -> bool:
+    try:
+        return bool(read(folder.journal))
+    except OSError:
+        return False
+
+
+def _view(folder: RunFolder) -> List[str]:
+    """The run goes on without one; what kept it from opening is a warning."""
+    try:
+        open_view(folder.path)
+    except (Refusal, OSError) as error:
+        return [f"no view of {folder.run}: {error}; it runs all the same, and `gpuctl tail -f {folder.run}` shows it"]
+    return []
 
 
 def _last_error(folder: RunFolder) -> str:
@@ -136,7 +188,7 @@ def _last_error(folder: RunFolder) -> str:
             lines = [line for line in file.read().splitlines() if line.strip()]
     except OSError:
         lines = []
-    return f"{path}: {lines[-1]}" if lines else f"{path} is empty"
+    return lines[-1] if lines else "it left no word"
 
 
 def _nothing_to_resume(spec: RunSpec) -> List[str]:
