@@ -160,7 +160,7 @@ class Judge:
         """What has become certain by now. Each is answered once; `fatal` ones ask for the attempt's end."""
         self._start(at)
         found = [self._late(at), self._dead(at), self._fading(), *self._facts.news(at, self._heard)]
-        found += self._vitals.look(at, phase=self.phase, usual_s=self._usual_s)
+        found += map(self._with_cause, self._vitals.look(at, phase=self.phase, usual_s=self._usual_s))
         return [incident for incident in found if incident is not None]
 
     def exited(self, exit: Exit, at: float, facts: Sequence[Evidence] = ()) -> Optional[Incident]:
@@ -300,6 +300,11 @@ class Judge:
             if self._first(f"death of {clue.evidence.thread or clue.evidence.rank}"):
                 return verdict.describe(self.reading, clue, fatal=certain)
         return None
+
+    def _with_cause(self, found: Incident) -> Incident:
+        """What a standstill may come from, where a log tells: a collective's timeout, a lost peer."""
+        cause = verdict.root(self.reading) if found.cls == "stalled" else None
+        return replace(found, evidence=[*found.evidence, cause.evidence]) if cause is not None else found
 
     def _patience(self, clue: Clue, moved: int) -> float:
         """How long without a move is a standstill: longer for work that went on a while, which may only pause."""

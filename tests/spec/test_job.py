@@ -132,6 +132,8 @@ ONE_FAULT = [
     ("watch: {stall: {for: 1m, action: stop}}", "watch.stall.action: expected one of alert, relaunch, kill"),
     ("watch: {stall: {for: 1m, action: kill}}", "watch.stall.action: kill needs watch.progress"),
     ("watch: {low_power: {action: relaunch}}", "watch.low_power.action: relaunch needs watch.progress"),
+    ("policy: {stalled: {relaunch: 2}}", "policy.stalled: needs watch.progress"),
+    ("policy: {low_power: stop}", "policy.low_power: needs watch.progress"),
     ("watch: {low_power: {below: 50}}", "watch.low_power.below: expected a number at most 1, got 50"),
     ("watch: {logs: ['{rnak}.log']}", "watch.logs[0]: {rnak} is not a known name"),
     ("callback: {when: [done], run: x}", "callback.when[0]: expected one of queued"),

@@ -102,6 +102,15 @@ def test_a_spinning_collective_is_a_stall() -> None:
     assert "GPU 0: 121 of 700 W (17%) on average at 100 % utilisation, 28% of its memory in use" in texts
 
 
+def test_what_the_log_says_of_its_cause_is_quoted() -> None:
+    said = (
+        "[rank0]:[E1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE) ran 30 s"
+    )
+    (incident,) = at_work().say(said).go(120, CONTEXT).incidents
+    assert incident.cls == "stalled"
+    assert incident.evidence[-1].cls == "nccl_timeout"
+
+
 def test_told_once_and_again_after_a_recovery() -> None:
     life = at_work(Watch(stall=Finding(60.0))).go(300, CONTEXT)
     assert life.classes == ["stalled"]
