@@ -1,7 +1,8 @@
 """One reproducible zipapp of all that runs on a node, named by its SHA-256.
 
 The same files give the same bytes (names sorted, times fixed), so that a node that has a bundle never gets it again.
-Building takes 50 ms, so the bytes are kept, under a name made of the files' sizes and times.
+Building takes 50 ms, so the bytes are kept, under a name made of the files' sizes and times, and of the bytes' digest:
+what a full disk or a power cut left of them is not taken for a bundle.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-import platformdirs
-
 from gpuctl.errors import GpuctlError
+from gpuctl.places import state_folder
 
 SHIPPED = ("wire", "watchdog", "node", "simulation")
 KEPT = 4  # bundles of as many versions of the source
@@ -37,13 +37,13 @@ class Bundle:
 def build() -> Bundle:
     """Of the installed package, once a process."""
     members = dict(sorted(shipped_files()))
-    kept = _cache_folder() / f"{_fingerprint(members)}.pyz"
-    try:
-        data = kept.read_bytes()
-    except OSError:
+    folder, source = state_folder() / "bundles", _fingerprint(members)
+    bundle = _kept(folder, source)
+    if bundle is None:
         data = zipped({name: path.read_bytes() for name, path in members.items()})
-        _keep(kept, data)
-    return Bundle(data, hashlib.sha256(data).hexdigest())
+        bundle = Bundle(data, hashlib.sha256(data).hexdigest())
+        _keep(folder / f"{source}-{bundle.digest}.pyz", data)
+    return bundle
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
@@ -87,9 +87,14 @@ def _fingerprint(members: dict[str, Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _cache_folder() -> Path:
-    home = os.environ.get("GPUCTL_HOME")
-    return (Path(home) if home else platformdirs.user_state_path("gpuctl")) / "bundles"
+def _kept(folder: Path, source: str) -> Bundle | None:
+    for path in folder.glob(f"{source}-*.pyz"):
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            if path.stem == f"{source}-{digest}":
+                return Bundle(data, digest)
+    return None
 
 
 def _keep(kept: Path, data: bytes) -> None:
@@ -99,6 +104,8 @@ def _keep(kept: Path, data: bytes) -> None:
         handle, aside = tempfile.mkstemp(dir=kept.parent, suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(handle)
         Path(aside).rename(kept)
         by_age = sorted(kept.parent.glob("*.pyz"), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in by_age[KEPT:]:

@@ -14,8 +14,9 @@ from gpuctl.cli import options, output, sentences
 from gpuctl.errors import UsageError
 from gpuctl.fleet.fleet import Fleet
 from gpuctl.fleet.runs import find
+from gpuctl.places import state_folder
 from gpuctl.spec.inventory import Node
-from gpuctl.store import Store, state_folder
+from gpuctl.store import Store
 
 _REMOTE = re.compile(r"([^/:]+):(.*)", re.DOTALL)  # as scp reads it: ./a:b is a file here
 

@@ -11,7 +11,7 @@ import click
 from gpuctl.cli import options, output
 from gpuctl.cli.checkup import Finding, findings
 from gpuctl.fleet.fleet import Answer
-from gpuctl.store import state_folder
+from gpuctl.places import state_folder
 
 _DEADLINE_S = 120.0  # a first contact uploads the bundle; a first reading loads the driver
 _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}

@@ -12,9 +12,9 @@ from gpuctl.agent import Agent
 from gpuctl.cli import completion, options, output, sentences
 from gpuctl.errors import NotFound
 from gpuctl.fleet.runs import find
+from gpuctl.places import state_folder
 from gpuctl.spec.inventory import Node
 from gpuctl.spec.policyfile import load_policy
-from gpuctl.store.places import state_folder
 from gpuctl.transport import open_transport
 
 

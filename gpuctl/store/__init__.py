@@ -4,7 +4,6 @@ A copy that can be thrown away: the truth is in the nodes' journals. It only ser
 is, what "the newest launched from here" means, and what to complete in the shell.
 """
 
-from gpuctl.store.places import state_folder
 from gpuctl.store.store import Launched, Store
 
-__all__ = ["Launched", "Store", "state_folder"]
+__all__ = ["Launched", "Store"]

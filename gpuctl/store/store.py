@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpuctl.places import state_folder
 from gpuctl.store.migrations import migrate
-from gpuctl.store.places import state_folder
 from gpuctl.wire.replies import RunRow
 
 _FILE = "store.sqlite"
