@@ -10,6 +10,7 @@
     │   ├── HostKeyChanged    4
     │   ├── ConnectionLost    4   cut in mid-stream: unreachable is never "failed"
     │   ├── DeadlinePassed    4
+    │   │   └── CommandOverdue    4   it was started, and ended by us; what it said is kept
     │   └── NodeUnfit         4   reached, but something needed is missing there (no Python, a full disk)
     └── RefusedForSafety      5   `--force` overrides where it says so
 
@@ -75,6 +76,12 @@ class ConnectionLost(Unreachable): ...
 
 
 class DeadlinePassed(Unreachable): ...
+
+
+class CommandOverdue(DeadlinePassed):
+    def __init__(self, what: str, hint: str = "", *, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        super().__init__(what, hint)
+        self.stdout, self.stderr = stdout, stderr
 
 
 class NodeUnfit(Unreachable): ...

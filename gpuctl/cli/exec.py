@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import click
 
 from gpuctl.agent import Agent
 from gpuctl.cli import completion, options, output
 from gpuctl.cli.ps import told
-from gpuctl.errors import UsageError
+from gpuctl.errors import CommandOverdue, UsageError
 from gpuctl.fleet.fleet import Answer
-from gpuctl.transport import Completed, run
+from gpuctl.transport import run
 
 _DEADLINE_S = 600.0
 
@@ -27,7 +28,7 @@ _DEADLINE_S = 600.0
 @options.as_json
 @options.inventory
 def command(nodes: tuple[str, ...], argv: list[str], timeout: float, as_json: bool) -> int:
-    """Run CMD on each NODE; exit code 0 if it succeeded on all, 1 otherwise.
+    """Run CMD on each NODE; exit code 0 if it succeeded on all, 1 otherwise (4: a node can't be reached).
 
     One node's output comes as it is, that of several with the node's name before each line.
     """
@@ -36,37 +37,52 @@ def command(nodes: tuple[str, ...], argv: list[str], timeout: float, as_json: bo
     return options.performed(_exec(nodes, argv, timeout, as_json))
 
 
-async def _exec(words: tuple[str, ...], argv: list[str], deadline_s: float, as_json: bool) -> int:
-    async def one(agent: Agent) -> Completed:
-        return await run(agent.transport, argv, deadline_s=deadline_s)
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the command on one node. `exit_code` None: it did not end in time, and was ended."""
 
-    done: list[Answer[Completed]] = []
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+
+    def to_json(self, node: str) -> dict[str, object]:
+        return {
+            "node": node,
+            "exit_code": self.exit_code,
+            "timed_out": self.exit_code is None,
+            "stdout": self.stdout.decode(errors="replace"),
+            "stderr": self.stderr.decode(errors="replace"),
+        }
+
+
+async def _exec(words: tuple[str, ...], argv: list[str], limit_s: float, as_json: bool) -> int:
+    async def one(agent: Agent) -> Outcome:
+        try:
+            done = await run(agent.transport, argv, deadline_s=limit_s)
+        except CommandOverdue as overdue:  # the command's fault, not the node's
+            return Outcome(None, overdue.stdout, overdue.stderr)
+        return Outcome(done.exit_code, done.stdout, done.stderr)
+
+    done: list[Answer[Outcome]] = []
     async with options.opened() as (fleet, _store):
         nodes = options.chosen(fleet.inventory, words)
         async for answer in fleet.asking(nodes, one):
             done.append(answer)
             if answer.value is not None and not as_json:
                 _show(answer.node.name if len(nodes) > 1 else None, answer.value)
+    ended = [(answer.node.name, answer.value) for answer in done if answer.value is not None]
     if as_json:
-        output.document([_facts(answer.node.name, answer.value) for answer in done if answer.value is not None])
-    failed = [answer for answer in done if answer.value is not None and answer.value.exit_code]
-    for answer in failed:
-        if answer.value is not None:
-            output.note(f"{answer.node.name}: exit code {answer.value.exit_code}")
+        output.document([outcome.to_json(node) for node, outcome in ended])
+    for node, outcome in ended:
+        if outcome.exit_code is None:
+            output.note(f"{node}: {argv[0]} did not end within {limit_s:g} s, and was ended (--timeout)")
+        elif outcome.exit_code:
+            output.note(f"{node}: exit code {outcome.exit_code}")
     unreached = told([answer.error for answer in done if answer.error is not None])
-    return unreached or (1 if failed else 0)
+    return unreached or (1 if any(outcome.exit_code != 0 for _node, outcome in ended) else 0)
 
 
-def _facts(node: str, done: Completed) -> dict[str, object]:
-    return {
-        "node": node,
-        "exit_code": done.exit_code,
-        "stdout": done.stdout.decode(errors="replace"),
-        "stderr": done.stderr.decode(errors="replace"),
-    }
-
-
-def _show(node: str | None, done: Completed) -> None:
+def _show(node: str | None, done: Outcome) -> None:
     if node is None:
         output.raw(done.stdout)
         output.raw(done.stderr, to=sys.stderr)

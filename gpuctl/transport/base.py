@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuctl.errors import DeadlinePassed, GpuctlError, UsageError
+from gpuctl.errors import CommandOverdue, DeadlinePassed, GpuctlError, UsageError
 
 READ_SIZE = 256 * 1024
 
@@ -72,19 +72,28 @@ class Transport(Protocol):
 
 
 async def run(transport: Transport, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Completed:
-    """Start, feed, read to the end. Raises `DeadlinePassed`, after ending the process, where that takes too long."""
+    """Start, feed, read to the end. Raises `DeadlinePassed` where it does not even start in time, `CommandOverdue`,
+    after ending the process, where that does not end."""
     process: Process | None = None
+    stdout, stderr = bytearray(), bytearray()
     try:
         async with one_error(), asyncio.timeout(deadline_s):
             process = await transport.start(argv)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_feed(process, stdin))
-                stdout = group.create_task(_collect(process.read))
-                stderr = group.create_task(_collect(process.read_stderr))
-            return Completed(await process.wait(), stdout.result(), stderr.result())
+                group.create_task(_collect(process.read, stdout))
+                group.create_task(_collect(process.read_stderr, stderr))
+            return Completed(await process.wait(), bytes(stdout), bytes(stderr))
     except TimeoutError:
-        raise DeadlinePassed(
-            f"{transport.where}: {argv[0]} did not end within {deadline_s:g} s", "It was ended; try again."
+        if process is None:
+            raise DeadlinePassed(
+                f"{transport.where}: {argv[0]} could not be started within {deadline_s:g} s", "Try again."
+            ) from None
+        raise CommandOverdue(
+            f"{transport.where}: {argv[0]} did not end within {deadline_s:g} s",
+            "It was ended; try again.",
+            stdout=bytes(stdout),
+            stderr=bytes(stderr),
         ) from None
     finally:
         if process is not None:
@@ -133,11 +142,9 @@ async def _feed(process: Process, data: bytes) -> None:
     await process.close_stdin()
 
 
-async def _collect(read: Callable[[], Awaitable[bytes]]) -> bytes:
-    parts = []
+async def _collect(read: Callable[[], Awaitable[bytes]], into: bytearray) -> None:
     while part := await read():
-        parts.append(part)
-    return b"".join(parts)
+        into += part
 
 
 def _expect_success(transport: Transport, done: Completed) -> None:

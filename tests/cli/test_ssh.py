@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.cli.trust import confirmed
+from gpuctl.errors import RefusedForSafety
+from gpuctl.transport.trust import HostKey, HostKeys
 from tests.parts.command import Gpuctl
-from tests.parts.sshd import Sshd, running_sshd
+from tests.parts.sshd import Sshd, generate_key, known_hosts_line, running_sshd
 from tests.waiting import wait_until
 
 
@@ -39,6 +42,33 @@ def test_an_unknown_host_key_is_refused_until_trusted(remote: Gpuctl) -> None:
     assert all(key["fingerprint"].startswith("SHA256:") for key in shown["keys"])
     assert remote("ps", "--json").json() == []
     assert remote("trust", "far", "--json").json()["before"] == "known"
+
+
+def test_other_keys_than_the_known_ones_need_a_yes_or_a_fingerprint(remote: Gpuctl, server: Sshd) -> None:
+    generate_key(remote.folder / "former")
+    known = remote.folder / "known_hosts"
+    former = known_hosts_line(server.port, remote.folder / "former")
+    known.write_text(former)
+    refused = remote("trust", "far", code=5)
+    assert "OTHER keys" in refused.err and "--fingerprint" in refused.err
+    assert "SHA256:" in refused.out, "they are shown all the same"
+    assert remote("trust", "far", "--json", code=5).out == ""
+    assert known.read_text() == former
+    assert "no fingerprint" in remote("trust", "far", "--fingerprint", "", code=2).err
+    key = remote("trust", "far", "--yes", "--json").json()["keys"][0]
+    for given in (key["fingerprint"], f"256 {key['fingerprint']} root@far (ED25519)\n"):
+        known.write_text(former)
+        assert remote("trust", "far", "--fingerprint", given, "--json").json()["keys"] == [key]
+        assert former not in known.read_text()
+
+
+def test_only_the_confirmed_keys_are_written() -> None:
+    keys = [HostKey("ssh-ed25519", "SHA256:a/b", "h k1"), HostKey("ssh-rsa", "SHA256:c+d", "h k2")]
+    shown = HostKeys("far", "h", keys, Path("known_hosts"), "unknown")
+    assert confirmed(shown, ("256 SHA256:a/b root@far (ED25519)",)).keys == keys[:1]
+    assert confirmed(shown, ("256 SHA256:a/b x (ED25519)\n3072 SHA256:c+d x (RSA)",)).keys == keys
+    with pytest.raises(RefusedForSafety, match="SHA256:e"):
+        confirmed(shown, ("SHA256:a/b", "SHA256:e"))
 
 
 def test_tail_loses_and_repeats_nothing_when_connections_are_cut(remote: Gpuctl, server: Sshd) -> None:

@@ -209,6 +209,10 @@ def test_the_rest_prints_documents(site: Site) -> None:
     assert {check["verdict"] for check in reports[1]["checks"]} <= {"ok", "warn"}
     assert site("exec", "sim", "--json", "--", "echo", "a b").json()[0]["stdout"] == "a b\n"
     assert site("exec", "sim", "--", "sh", "-c", "exit 7", code=1).err.strip().endswith("exit code 7")
+    late = site("exec", "sim", "--timeout", "1s", "--json", "--", "sh", "-c", "echo said; exec sleep 977", code=1)
+    assert "did not end within 1 s" in late.err
+    (outcome,) = late.json()
+    assert (outcome["exit_code"], outcome["timed_out"], outcome["stdout"]) == (None, True, "said\n")
     for kind in ("job", "inventory"):
         assert site("schema", kind).json()["$schema"]
 

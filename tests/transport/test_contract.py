@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.errors import DeadlinePassed, UsageError
+from gpuctl.errors import CommandOverdue, UsageError
 from gpuctl.spec.inventory import Node
 from gpuctl.transport import Terminal, Transport, open_transport, run
 from gpuctl.transport.base import get, put
@@ -164,8 +164,10 @@ def test_a_deadline_ends_the_process(node: Node) -> None:
     marker = f"1000.{secrets.randbelow(10**9)}"
 
     async def story(transport: Transport) -> None:
-        with pytest.raises(DeadlinePassed, match=r"sleep did not end within 0\.5 s"):
-            await run(transport, ["sleep", marker], deadline_s=0.5)
+        script = f"echo out; echo err >&2; sleep {marker}"
+        with pytest.raises(CommandOverdue, match=r"sh did not end within 2 s") as late:
+            await run(transport, ["sh", "-c", script], deadline_s=2)
+        assert (late.value.stdout, late.value.stderr) == (b"out\n", b"err\n"), "what it said is kept"
         await asyncio.to_thread(wait_until, lambda: not running(marker), what="the sleeper's end")
 
     on(node, story)
