@@ -108,6 +108,19 @@ The pane only shows the log. Neither Ctrl-C in it nor the end of the tmux server
 "requested_bytes", "total_bytes", "free_bytes", "relaunch_reduced", "evidence": [{"line", "text"}], "advice"}`. `class`
 is `null` where nothing failed. Logs need not come from gpuctl.
 """,
+    "fit": """\
+Each try is a run of the job with another value, alone on its GPUs: `ps`, `tail` and `explain` show it as any other. It
+is ended by the node itself once the `--until` line is there, so choose one that comes after the peak of memory (a few
+steps, not the first). `on_oom`, `resume` and `callback` are left out of it; what the job writes, it writes.
+
+Where to try next is chosen by the memory that was seen in use (constant + linear + quadratic in the parameter) and by
+halving what is left between good and bad. What the node's ledger knows of the same command, with all other values as
+they are, on as many GPUs of the same model, is not tried again, unless `--fresh` says so.
+
+`--json` prints `{"job", "node", "param", "value", "does_not_fit", "peak_mib", "total_mib", "margin_mib", "probes"}`; a
+probe has `{"value", "run", "fitted", "class", "known", "peak_mib", "duration_s"}`. Exit code 1 if nothing fits, or if a
+try failed for another reason than memory.
+""",
     "history": """\
 What fitted stands with the memory that its fullest GPU used; what failed, with its class. Only the parameters that
 differ between a job's attempts are shown. It is read from the nodes'

@@ -25,6 +25,7 @@ COMMANDS = {
     "relaunch": "End the current attempt and start the next, with new values.",
     "attach": "Look at a run's tmux view.",
     "explain": "Say why a run or a log failed, and what to do about it.",
+    "fit": "Find the largest value of a parameter that fits.",
     "history": "Show past runs: what fitted, what did not, what failures cost.",
     "replay": "Judge a recorded run again, by today's rules and another policy.",
     "gpus": "Show each GPU's memory, power and users.",

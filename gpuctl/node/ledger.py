@@ -108,7 +108,8 @@ def enter(supervisor: Supervisor, exit: Exit) -> None:
 def _entry(supervisor: Supervisor, started: Any, exit: Exit) -> LedgerEntry:
     spec, eyes, attempt = supervisor.spec, supervisor.eyes, supervisor.record.attempts[-1]
     cls = attempt.incident.cls if attempt.incident is not None else None
-    worked = attempt.progressed or (exit.exit_code == 0 and cls is None)
+    worked = supervisor.shown if spec.probe else attempt.progressed
+    worked = worked or (exit.exit_code == 0 and cls is None)
     if spec.type == "service":  # being ready is what a service is for; of others it only says that the model fits
         worked = worked or attempt.loading_s is not None
     return LedgerEntry(

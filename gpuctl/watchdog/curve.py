@@ -7,7 +7,7 @@ where to try next, never a proof: an allocator keeps what it once had, so a peak
 from __future__ import annotations
 
 import math
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 HEADROOM = 0.97
 """The share of a GPU's memory that a job may be expected to get: driver and allocator have the rest."""
@@ -32,6 +32,31 @@ def largest_within(points: Mapping[float, float], limit: float) -> Optional[floa
         return None
     # The root of quadratic·x² + linear·x = room, in the form that is exact where the quadratic term vanishes.
     return 2 * room / (linear + math.sqrt(linear * linear + 4 * quadratic * room))
+
+
+def likeliest_within(points: Mapping[float, float], limit: float) -> Optional[float]:
+    """As `largest_within`. Two points don't tell how much of it is quadratic: between none of it and all of it, then,
+    the middle of the magnitudes."""
+    line = largest_within(points, limit)
+    if line is None or len(points) != 2:
+        return line
+    squared = largest_within({value * value: memory for value, memory in points.items()}, limit)
+    return line if squared is None else math.sqrt(line * math.sqrt(squared))
+
+
+def with_loaded(points: Mapping[float, float], loaded: Optional[float]) -> Dict[float, float]:
+    """With what the model alone takes as the value 0, where the points bear it out: it is read once the job has said
+    that it is ready, a little late. Memory that grows no slower than linearly leaves it between the smallest point and
+    the line through the two smallest."""
+    smallest = sorted(points.items())[:2]
+    if loaded is None or not smallest or loaded >= smallest[0][1]:
+        return dict(points)
+    if len(smallest) > 1:
+        (value, memory), (other, more) = smallest
+        grown = max(0.0, more - memory) / (other - value) * value
+        if loaded < memory - 2 * grown:
+            return dict(points)
+    return {0.0: loaded, **points}
 
 
 def fit(points: Mapping[float, float]) -> Optional[Coefficients]:

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from gpuctl.watchdog.curve import HEADROOM, largest_within
+from gpuctl.watchdog.curve import HEADROOM, largest_within, with_loaded
 from gpuctl.watchdog.ledger import at_or_beyond
 from gpuctl.wire.runspec import Number, OnOom, Scalar
 
@@ -130,11 +130,9 @@ class _Rung:
     def _curve(self) -> Optional[float]:
         """Where memory reaches its limit, by what was seen with the rest as it is; None where that is no lower."""
         points = {float(fitted[self.name]): peak for fitted, peak in self._seen.peaks if self._is_like(fitted)}
-        if self._seen.loaded_mib is not None:
-            points[0.0] = self._seen.loaded_mib
         if self._seen.total_mib is None:
             return None
-        guess = largest_within(points, HEADROOM * self._seen.total_mib)
+        guess = largest_within(with_loaded(points, self._seen.loaded_mib), HEADROOM * self._seen.total_mib)
         return guess if guess is not None and guess < self._number() else None
 
     def _worthwhile(self, good: Number, candidate: Number, sure: float) -> bool:

@@ -1,7 +1,7 @@
 """The search for the largest value of a parameter that fits, by as few real attempts as possible.
 
-Each attempt costs a loading of the model, so the memory that telemetry saw decides where to try next, as long as it
-does so well; every third attempt halves what is left between good and bad, so a misleading curve can't make it crawl.
+Each attempt costs a loading of the model, so the memory that telemetry saw decides where to try next; in turn with
+halving what is left between good and bad, since the curve is only a hint.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Union
 
-from gpuctl.watchdog.curve import HEADROOM, largest_within
+from gpuctl.watchdog.curve import likeliest_within, with_loaded
 
 Number = Union[int, float]
 
-_BISECT_EVERY = 3
+_FIRST = 7
+"""Attempts that follow the curve alone."""
+_NEAR = 0.02
+"""How good the curve is taken to be, as a share of where it ends."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +59,31 @@ class Search:
         return min(max(self._rounded(guess), self._above(good)), top)
 
     def _guess(self, good: Number, bad: Optional[Number]) -> float:
-        if bad is None or self._turns() % _BISECT_EVERY:
-            points = self._points()
-            for share in (HEADROOM, 1.0):  # what was left free by the first is looked for by the second
-                guess = largest_within(points, share * self.total_mib) if self.total_mib is not None else None
-                if guess is not None and guess < (math.inf if bad is None else bad):
-                    rounded = self._rounded(guess)
-                    if rounded > good or (rounded == good and share == 1.0):
-                        return guess
-        if bad is None:
-            return self.high if len(self.fitted) == 1 else self._middle(good, self.high)
-        return self._middle(good, bad)
+        """First where the curve says that it surely fits, then a little beyond where it ends, then where it ends. But
+        every other attempt halves what is left, so that a misleading curve costs no more than twice the halving."""
+        known = len(self.fitted) + len(self.failed)
+        top = self.high if bad is None else bad
+        middle = self._middle(good, top)
+        if self.total_mib is None or (known > _FIRST and known % 2):
+            return self.high if known == 1 else middle
+        end = likeliest_within(self._points(), self.total_mib)
+        if end is None:
+            return self.high if known == 1 else middle
+        near = max(self.step, _NEAR * end)
+        surely = end - 2 * near
+        if good + near < surely < top or (bad is None and surely >= top):
+            return surely
+        if end + near < top - self.step and good < end + near:
+            return end + near
+        return end if good <= end < top else middle
 
     def _middle(self, good: Number, bad: Number) -> float:
         """Far apart, the middle of their magnitudes; near, of themselves."""
         return math.sqrt(good * bad) if 0 < 4 * good < bad else (good + bad) / 2
 
-    def _turns(self) -> int:
-        """Attempts since the first two, which only say where to search."""
-        return len(self.fitted) + len(self.failed) - 1
-
     def _points(self) -> Dict[float, float]:
         points = {float(value): float(mib) for value, mib in self.fitted.items() if mib is not None}
-        if self.loaded_mib is not None:
-            points[0.0] = float(self.loaded_mib)
-        return points
+        return with_loaded(points, self.loaded_mib)
 
     def _rounded(self, value: float) -> Number:
         """Down to the step."""

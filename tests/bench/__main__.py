@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("startup", "overhead", "relaunch", "reading")
+NAMES = ("startup", "overhead", "relaunch", "reading", "ladder")
 
 
 def main(names: list[str]) -> None:

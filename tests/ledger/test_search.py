@@ -58,6 +58,15 @@ def test_the_largest_that_fits_in_few_attempts() -> None:
     assert blind > attempts
 
 
+def test_a_ready_that_was_noticed_too_late_does_not_mislead() -> None:
+    def need(x: float) -> float:
+        return 61000 + 500 * x
+
+    value, attempts = found(Search(1, 500, 1, loaded_mib=61500), need)
+    assert value == 73
+    assert attempts <= 8 < found(Search(1, 500, 1), need, telemetry=False)[1]
+
+
 def test_steps_and_bounds() -> None:
     assert found(Search(512, 40000, 512), lambda x: 5.0 * x)[0] == 19456
     assert found(Search(1, 8, 1), lambda x: x)[0] == 8, "all fit"
