@@ -58,6 +58,7 @@ class RunFolder:
         self.journal = os.path.join(path, "journal.jsonl")
         self.secrets = os.path.join(path, "secrets.json")
         self.lock = os.path.join(path, "lock")
+        self.reserve = os.path.join(path, "reserve")
         self.requests = os.path.join(path, "requests")
         self.attempts = os.path.join(path, "attempts")
 

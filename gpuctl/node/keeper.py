@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from gpuctl.node.processes import children, find
 
 PR_SET_CHILD_SUBREAPER = 36
 NOT_STARTED = b"n"
+ASIDE = "exit.json.aside"
 RETRY_S = 1.0
 RESTART_BACKOFF_S = (0.0, 0.0, 0.2, 1.0, 5.0, 30.0)  # by how many supervisors in a row have died soon
 LIVED_S = 60.0  # a supervisor that lived so long did not die of what it found
@@ -47,8 +49,10 @@ def main() -> int:
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)
     become_subreaper()
-    folder = os.open(order["attempt_dir"], os.O_RDONLY | os.O_DIRECTORY)
-    started = clock.boottime()
+    let_go, letting_go = os.pipe()
+    os.set_blocking(letting_go, False)
+    signal.signal(signal.SIGTERM, lambda *_: _say(letting_go))
+    exit_file = ExitFile(order["attempt_dir"], let_go)
     heard, told = os.pipe()
     job = os.fork()
     if job == 0:
@@ -61,10 +65,11 @@ def main() -> int:
     os.close(order["report_fd"])
     if os.read(heard, 1) == NOT_STARTED:
         os.waitpid(job, 0)
-        _write(folder, {"pid": job, "started": False, "exit_code": None, "signal": None, "duration_s": None})
+        exit_file.never_begun(job)
         start_supervisor(order["run_dir"], order["secrets"])  # the one before us died: that is what the job was told
         return 0
-    _keep(job, folder, started, order)
+    threading.Thread(target=_guard, args=(order, letting_go), daemon=True).start()
+    _keep(job, exit_file, let_go)
     return 0
 
 
@@ -72,7 +77,7 @@ def _become_job(order: Dict[str, Any], told: int) -> None:
     """In the forked child: waits for the word, then becomes the job's shell. Never returns."""
     try:
         os.setsid()
-        for restored in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        for restored in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
             signal.signal(restored, signal.SIG_DFL)
         os.close(order["report_fd"])
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -92,13 +97,8 @@ def _become_job(order: Dict[str, Any], told: int) -> None:
     os._exit(127)
 
 
-def _keep(job: int, folder: int, started: float, order: Dict[str, Any]) -> None:
+def _keep(job: int, exit_file: ExitFile, let_go: int) -> None:
     """Collects children until there are none and the supervisor has let go; the job's own status is written at once."""
-    let_go, letting_go = os.pipe()
-    os.set_blocking(letting_go, False)
-    signal.signal(signal.SIGTERM, lambda *_: _say(letting_go))
-    guard = threading.Thread(target=_guard, args=(order, letting_go), daemon=True)
-    guard.start()
     while True:
         try:
             pid, status = os.waitpid(-1, 0)
@@ -108,7 +108,7 @@ def _keep(job: int, folder: int, started: float, order: Dict[str, Any]) -> None:
                 return
             continue
         if pid == job:
-            _record(folder, pid, status, started)
+            exit_file.exited(pid, status)
 
 
 def _say(pipe: int) -> None:
@@ -117,35 +117,64 @@ def _say(pipe: int) -> None:
         os.write(pipe, b".")
 
 
-def _record(folder: int, pid: int, status: int, started: float) -> None:
-    """Writes exit.json aside and renames it. By folder descriptor: the folder may have been renamed meanwhile."""
-    exited = os.WIFEXITED(status)
-    ended = clock.boottime()
-    _write(folder, {
-        "pid": pid,
-        "status": status,
-        "exit_code": os.WEXITSTATUS(status) if exited else None,
-        "signal": None if exited else os.WTERMSIG(status),
-        "ended": clock.now(),
-        "ended_mono_s": round(ended, 3),
-        "duration_s": round(ended - started, 3),
-    })  # fmt: skip
+class ExitFile:
+    """The attempt's exit.json, written aside and renamed: it is there whole or not at all.
 
+    By the folder's descriptor, since a folder may be renamed meanwhile; anew where the job has removed its own. Room
+    for it is reserved, so that a job that fills the disk does not hide how it ended.
+    """
 
-def _write(folder: int, told: Dict[str, Any]) -> None:
-    data = json.dumps(told).encode()
-    while True:
-        try:
-            aside = os.open("exit.json.aside", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder)
+    def __init__(self, path: str, let_go: int) -> None:
+        self._path = path
+        self._let_go = let_go
+        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._started = clock.boottime()
+        with contextlib.suppress(OSError):
+            aside = os.open(ASIDE, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=self._folder)
             try:
-                os.write(aside, data)
-                os.fsync(aside)
+                os.posix_fallocate(aside, 0, 1024)
             finally:
                 os.close(aside)
-            os.rename("exit.json.aside", "exit.json", src_dir_fd=folder, dst_dir_fd=folder)
-            return
-        except OSError:
-            time.sleep(RETRY_S)  # a full disk: the supervisor is freeing its reserve, or a person makes room
+
+    def exited(self, pid: int, status: int) -> None:
+        """`status` is the raw wait status."""
+        normal = os.WIFEXITED(status)
+        ended = clock.boottime()
+        self._write({
+            "pid": pid,
+            "status": status,
+            "exit_code": os.WEXITSTATUS(status) if normal else None,
+            "signal": None if normal else os.WTERMSIG(status),
+            "ended": clock.now(),
+            "ended_mono_s": round(ended, 3),
+            "duration_s": round(ended - self._started, 3),
+        })  # fmt: skip
+
+    def never_begun(self, pid: int) -> None:
+        self._write({"pid": pid, "started": False, "exit_code": None, "signal": None, "duration_s": None})
+
+    def _write(self, told: Dict[str, Any]) -> None:
+        """Tries until it is written; or, on a full disk, until the run is over without it."""
+        while True:
+            try:
+                self._write_once(json.dumps(told).encode())
+                return
+            except OSError:
+                if select.select([self._let_go], [], [], RETRY_S)[0]:
+                    return
+
+    def _write_once(self, data: bytes) -> None:
+        if os.fstat(self._folder).st_nlink == 0:
+            os.makedirs(self._path, mode=0o700, exist_ok=True)
+            self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        aside = os.open(ASIDE, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=self._folder)
+        try:
+            os.write(aside, data)
+            os.ftruncate(aside, len(data))
+            os.fsync(aside)
+        finally:
+            os.close(aside)
+        os.rename(ASIDE, "exit.json", src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
 
 def _guard(order: Dict[str, Any], letting_go: int) -> None:

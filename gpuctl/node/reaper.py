@@ -30,6 +30,7 @@ CHASE_ROUNDS = 200
 GONE = "ZXx"
 HELD = "TtD" + GONE  # stopped, or in a place where it can't run any of its own code
 ASKED = "asked to stop"
+LEFT_BEHIND = "still there after the job's first process had ended"
 ASKED_TOO = "still there after the job's first process was asked to stop"
 KILLED = "still there after it was asked to stop"
 KILLED_AT_ONCE = "what is left of the attempt"
@@ -74,7 +75,8 @@ def _ask(top: Optional[ProcessId], proof: Proof, stop: Stop, pause: Pause, on_ki
     _signal_all(first, number, ASKED, on_kill)
     _wait_gone(first, stop.grace_s, pause)
     ours = proof.ours(processes.scan())
-    _signal_all([process for process in ours if process.id != top], number, ASKED_TOO, on_kill)
+    rest = [process for process in ours if process.id != top]
+    _signal_all(rest, number, ASKED_TOO if first else LEFT_BEHIND, on_kill)
     _wait_gone(ours, stop.grace_s, pause)
 
 

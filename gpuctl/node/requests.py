@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import time
@@ -61,7 +63,7 @@ def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]]) -> 
     reader = Reader(run.journal)
     if not request.id.replace("-", "").isalnum():
         raise Refusal(BAD_USAGE, "a request's id is letters, digits and dashes", "")
-    write_json(os.path.join(run.requests, f"{request.id}.json"), request.to_json())
+    _leave(run, request)
     waiter = Waiter()
     waiter.watch(run.journal)
     deadline = time.monotonic() + ANSWER_DEADLINE_S
@@ -79,6 +81,19 @@ def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]]) -> 
             waiter.wait(LOOK_S)
     finally:
         waiter.close()
+
+
+def _leave(run: RunFolder, request: Request) -> None:
+    """The request's file. On a full disk the run's reserve makes room for it: that is when people want to kill."""
+    path = os.path.join(run.requests, f"{request.id}.json")
+    try:
+        write_json(path, request.to_json())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(run.reserve)
+        write_json(path, request.to_json())
 
 
 def carried_out(run: RunFolder, request: Request, after: int, link: Link) -> Iterator[Mapping[str, Any]]:

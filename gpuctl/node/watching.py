@@ -121,6 +121,8 @@ class Eyes:
             self._look_at_tree(now)
         incidents = list(self._judge.tick(now))
         for recovered in self._judge.recovered():
+            if self.record.life.state == "cleaning":
+                continue  # what it prints while it is being ended is no recovery
             self.record.write("recovered", **recovered.to_event())
         return incidents
 
@@ -230,6 +232,8 @@ class Eyes:
             self.waiter.watch(path)
 
     def _notice(self, notice: Notice) -> None:
+        if self.record.life.state == "cleaning":
+            return  # what is read by now was written before the end
         if isinstance(notice, Progress):
             self._progress(notice)
         elif isinstance(notice, Ready):

@@ -293,6 +293,29 @@ def test_a_full_disk_ends_it_failed_and_the_journal_stays_readable(tmp_path: Pat
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
+def test_a_log_that_fills_the_disk_hides_neither_the_exit_nor_the_run(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], check=True)
+    try:
+        with node(small) as full:
+            full.start(full.job("sh -c 'yes | head -c 20000000; exit 3'", gpus=1))
+            assert full.wait_over().state == "failed"
+            assert full.events(type="attempt_exited")[-1]["exit_code"] is not None
+            wait_until(lambda: not full.processes("keep"), what="the keeper's end")
+            assert full.call("remove", runs=["job-1"])[-1]["removed"][0]["run"] == "job-1"
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_job_that_removes_its_own_folder_ends_all_the_same(sim: TestNode) -> None:
+    sim.start(sim.job("sh -c 'rm -rf \"$GPUCTL_DIR\"; exit 5'", gpus=1))
+    assert sim.wait_over().state == "failed"
+    assert sim.events(type="attempt_exited")[-1]["exit_code"] == 5
+    wait_until(lambda: not sim.processes("keep"), what="the keeper's end")
+
+
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
 def test_tmux_shows_the_log_and_its_death_changes_nothing(sim: TestNode) -> None:
     gate = sim.folder / "gate"
