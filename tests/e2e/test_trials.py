@@ -16,6 +16,7 @@ def test_a_hung_collective_is_found_ended_and_launched_again(site: Site) -> None
     texts = [evidence["text"] for evidence in incident["evidence"]]
     assert any("at 100 % utilisation" in text for text in texts) and any(text.startswith("step 50/") for text in texts)
     assert attempts(site, run, "max_steps") == [100, 100], "it was not its size"
+    assert site.journal(run, "recovered") == [], "the stacks that it printed at its end are no sign of life"
     assert site.used_mib("sim") == 0
 
 
