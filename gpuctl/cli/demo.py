@@ -26,9 +26,11 @@ from gpuctl.cli.launch import Launch, Wish
 from gpuctl.errors import GpuctlError
 from gpuctl.fleet.fleet import Fleet
 from gpuctl.fleet.follow import follow_request
+from gpuctl.fleet.launching import LaunchInterrupted
 from gpuctl.fleet.who import whoami
 from gpuctl.spec.inventory import Inventory, Node, Simulate
 from gpuctl.spec.job import Job, load_job
+from gpuctl.spec.render import new_run_id
 from gpuctl.store import Store
 from gpuctl.wire.requests import Request
 
@@ -88,17 +90,18 @@ async def _demo(folder: Path, as_json: bool) -> int:
     try:
         async with Fleet(Inventory(folder / "inventory.yaml", {node.name: node})) as fleet:
             job = _job(folder)
-            row = await Launch(fleet, store, job, Wish(), as_json).start([node], [])
+            run = new_run_id(job.name)
             agent = fleet.agent(node)
             try:
-                finished = await until_ended(agent, row.run, heard=_printer(as_json))
-            except asyncio.CancelledError:
+                await Launch(fleet, store, job, Wish(), as_json).on(node, run, [])
+                finished = await until_ended(agent, run, heard=_printer(as_json))
+            except (asyncio.CancelledError, LaunchInterrupted):
                 output.note("interrupted; ending the run and removing what it left")
-                await _end(agent, row.run)
+                await _end(agent, run)
                 raise Interrupted from None
             except GpuctlError:
                 with suppress(GpuctlError):  # the first error is the one to tell
-                    await _end(agent, row.run)
+                    await _end(agent, run)
                 raise
             await _verdict(agent, finished)
     finally:
@@ -119,6 +122,9 @@ async def _verdict(agent: Agent, finished: dict[str, Any] | None) -> None:
 
 
 async def _end(agent: Agent, run: str) -> None:
+    """However far it came."""
+    if not await agent.ps(runs=[run]):
+        return
     request = Request(id=uuid.uuid4().hex, kind="kill", by=whoami(), grace_s=1.0)
     async with aclosing(follow_request(agent, run, request, lost=lost)) as events:
         async for _event in events:

@@ -187,16 +187,23 @@ class Launch:
         run = new_run_id(self.job.name)
         try:
             node = await place(self.fleet, nodes, self.job.gpus, queue=self.wish.queue)
-            rendered = await self._rendered(node, run)
-            await asyncio.sleep(0)  # a Ctrl-C until now is heard here, before anything is asked for
-            asked.append(run)
-            started = await start(self.fleet.agent(node), rendered, force=self.wish.force)
+            return await self.on(node, run, asked)
         except asyncio.CancelledError:
             output.note("interrupted: nothing was started")
             raise Interrupted from None
         except LaunchInterrupted as stopped:
             self._tell(stopped, node)
             raise Interrupted from None
+
+    async def on(self, node: Node, run: str, asked: list[str]) -> RunRow:
+        """The run on this node. Raises `LaunchInterrupted` where Ctrl-C comes while that is asked for it."""
+        rendered = await self._rendered(node, run)
+        await asyncio.sleep(0)  # a Ctrl-C until now is heard here, before anything is asked for
+        asked.append(run)
+        try:
+            started = await start(self.fleet.agent(node), rendered, force=self.wish.force)
+        except UsageError as error:
+            raise _minding_the_tilde(error, node, self.job.workdir) from None
         self.store.launched(run, self.job.name, node.name)
         for warning in (*rendered.warnings, *started.warnings):
             output.warn(warning)
@@ -227,6 +234,16 @@ class Launch:
             output.note(f"interrupted, but {stopped.run} was started; to stop it: gpuctl kill {stopped.run}")
         else:
             output.note(f"interrupted: {stopped.run} may have been started; see: gpuctl ps {stopped.run}")
+
+
+def _minding_the_tilde(error: UsageError, node: Node, workdir: str) -> UsageError:
+    """A folder that is missing there, below the home of this machine: the shell here has filled in the `~`."""
+    here = node.transport == "local" and node.container is None
+    home = str(Path.home())
+    if here or workdir not in error.what or not f"{workdir}/".startswith(f"{home.rstrip('/')}/"):
+        return error
+    meant = f"~{workdir[len(home) :]}"
+    return UsageError(error.what, f"{error.hint}; for the home there, keep your shell from filling in ~: '{meant}'")
 
 
 def show_started(row: RunRow, *, as_json: bool) -> None:

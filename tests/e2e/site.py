@@ -147,9 +147,9 @@ nodes:
         return str(self.sh(script, *words, **how).json()["run"])
 
     @contextmanager
-    def following(self, *words: str) -> Iterator[Follower]:
+    def following(self, *words: str, env: Mapping[str, str] | None = None) -> Iterator[Follower]:
         """A command that goes on beside the test; it is gone at the end."""
-        follower = Follower(self, words)
+        follower = Follower(self, words, env)
         try:
             yield follower
         finally:
@@ -163,7 +163,7 @@ class Follower:
 
     count = 0
 
-    def __init__(self, site: Site, words: Sequence[str]) -> None:
+    def __init__(self, site: Site, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         Follower.count += 1
         self.words = words
         self.out_file = site.folder / f"out-{Follower.count}"
@@ -171,7 +171,7 @@ class Follower:
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpuctl", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env=site.environment(), cwd=site.work, start_new_session=True,
+                env=site.environment(env), cwd=site.work, start_new_session=True,
             )  # fmt: skip
 
     @property

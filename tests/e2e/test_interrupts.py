@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from gpuctl.node.processes import scan
 from gpuctl.wire.names import ENDED
 from tests.e2e.site import Site
 from tests.waiting import wait_until
@@ -47,6 +48,26 @@ def test_launch_where_nothing_was_started_says_so(site: Site) -> None:
             follower.ended(130, within_s=10)
     assert follower.out == b""
     assert "nothing was started" in follower.err
+
+
+@pytest.mark.parametrize("seen", ["nothing", "a process on the node", "the run"])
+def test_the_demo_leaves_nothing_and_says_nothing_else(seen: str, site: Site) -> None:
+    """Wherever Ctrl-C finds it: what it started is ended, and gone with its folder."""
+    stage = site.folder / "tmp"
+    stage.mkdir()
+    with site.following("demo", env={"TMPDIR": str(stage)}) as follower:
+        signs = {
+            "nothing": lambda: "Simulated GPUs" in follower.err,
+            "a process on the node": lambda: _connected(follower.process.pid),
+            "the run": lambda: list(stage.glob("*/node/runs/*/journal.jsonl")),
+        }
+        wait_until(signs[seen], what=seen)
+        follower.interrupt()
+        follower.ended(130)
+    assert "gpuctl kill" not in follower.err, "there is nothing that could be killed"
+    assert "interrupted" in follower.err
+    assert list(stage.iterdir()) == []
+    assert [process.argv for process in scan() if str(stage) in " ".join(process.argv)] == []
 
 
 def test_kill_left_by_ctrl_c_stands(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 import pytest
 
 from gpuctl.wire.names import ENDED
@@ -224,3 +225,9 @@ def test_a_holder_between_attempts_blocks_and_the_run_says_whose(site: Site) -> 
         assert foreign.poll() is None
     site("relaunch", run, "--set", "s=0")
     wait_until(lambda: site.row(run)["state"] == "succeeded")
+
+
+def test_a_home_that_the_shell_here_filled_in_is_explained(far: Site) -> None:
+    words = ["launch", "--on", "gpu1", "--gpus", "0", "--workdir"]
+    assert "keep your shell from filling in ~: '~/nope'" in far(*words, f"{Path.home()}/nope", "--", "true", code=2).err
+    assert "~" not in far(*words, "/nope/nope", "--", "true", code=2).err
