@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Type
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Optional, Type
 
 from gpuctl.node import program
 from gpuctl.node.allocation import Busy, choose, wanted
+from gpuctl.node.clock import boottime
 from gpuctl.node.folders import RunFolder, StateFolder
 from gpuctl.node.journal import outline
-from gpuctl.node.leases import Taken
-from gpuctl.node.refusal import Refusal
+from gpuctl.node.keeper import start_supervisor
+from gpuctl.node.leases import Lease, Taken
+from gpuctl.node.pursuit import Tail, orphaned
+from gpuctl.node.refusal import UNFIT, Refusal
 from gpuctl.wire.life import Life, fold
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.samples import DeviceSample
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 LAUNCH_FILE = "launch.json"
 QUEUE_LOOK_S = 1.0
+ORPHANED_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,18 @@ def life_of(node: NodeSpec, run: str) -> Life:
     return fold(outline(StateFolder(node).existing(run).journal))
 
 
+def _had(supervisor: Supervisor) -> List[str]:
+    """The GPUs of the last attempt, or those that the launch leased; none where the job asks for others now."""
+    gpus, started = supervisor.spec.gpus, supervisor.record.started
+    if started is not None:
+        had = list(zip(started.get("gpus", []), started.get("uuids", [])))
+    else:
+        had = [(gpu["index"], gpu["uuid"]) for gpu in read_launch(supervisor.run).gpus]
+    indices = sorted(index for index, _ in had)
+    still = indices == sorted(gpus) if isinstance(gpus, list) else gpus in ("all", len(had))
+    return [uuid for _, uuid in had] if still else []
+
+
 def read_launch(run: RunFolder) -> Launch:
     with open(os.path.join(run.path, LAUNCH_FILE), encoding="utf-8") as file:
         return Launch.from_json(json.load(file))
@@ -51,14 +67,17 @@ class Placement:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._of = supervisor
-        launch = read_launch(supervisor.run)
-        self._chosen = [gpu["uuid"] for gpu in launch.gpus]
+        self._chosen = _had(supervisor)
         self.devices: List[DeviceSample] = []
 
     def devices_of(self, event: Mapping[str, Any]) -> None:
         """The devices of an attempt that another supervisor started."""
         self._chosen = list(event.get("uuids", []))
         self.devices = [DeviceSample(index, uuid) for index, uuid in zip(event.get("gpus", []), self._chosen)]
+
+    def forget(self) -> None:
+        """Others are to be chosen for the next attempt."""
+        self._chosen = []
 
     def take(self) -> bool:
         """The run's GPUs, leased. Waits in the queue where the launch said so; False: the run has ended instead, or is
@@ -69,24 +88,43 @@ class Placement:
         if of.telemetry is None:
             self.devices = []
             return True
-        waiting = False
+        end_at: Optional[float] = None  # of the patience with what is out of order just now
         while True:
             try:
-                self._take_now()
-                return True
-            except Refusal as refusal:
-                of.finish("failed", refusal.what)
-                return False
+                if self._take_or_queue():
+                    return True
+                end_at = None
             except Busy as busy:
-                if not self._queues:
-                    of.finish("blocked", busy.why)
-                    return False
-                if not waiting:
-                    of.leases.enqueue(of.spec.run, busy.uuids, wanted(of.spec) or len(busy.uuids), self._since())
-                    of.record.write("waiting", why=busy.why, queue=of.leases.place(of.spec.run))
-                    waiting = True
-            if not of.waited(QUEUE_LOOK_S, "was queued"):
+                of.finish("blocked", busy.why)
                 return False
+            except (Refusal, OSError) as trouble:
+                if isinstance(trouble, Refusal) and trouble.code != UNFIT:
+                    of.finish("failed", trouble.what)
+                    return False
+                if end_at is None:
+                    end_at = boottime() + of.spec.on_busy_wait_s
+                    of.record.write("waiting", why=str(trouble), seconds=of.spec.on_busy_wait_s)
+                if boottime() >= end_at:
+                    of.finish("blocked", f"its GPUs can't be leased: {trouble}")
+                    return False
+            if not of.waited(QUEUE_LOOK_S, "was queued" if end_at is None else "waited for its GPUs"):
+                return False
+
+    def _take_or_queue(self) -> bool:
+        """Whether it has them; not yet, where it waits in the queue. Raises what can't be waited for in turn: Busy, and
+        Refusal or OSError, of which much is a matter of the moment (a lock that somebody holds, a driver that gives no
+        reading)."""
+        of = self._of
+        try:
+            self._take_now()
+            return True
+        except Busy as busy:
+            if not self._queues:
+                raise
+            if of.leases.place(of.spec.run) is None:
+                of.leases.enqueue(of.spec.run, busy.uuids, wanted(of.spec) or len(busy.uuids), self._since())
+                of.record.write("waiting", why=busy.why, queue=of.leases.place(of.spec.run))
+            return False
 
     @property
     def _queues(self) -> bool:
@@ -98,21 +136,27 @@ class Placement:
         of, first, told = self._of, self._of.spec.after, False
         if first is None or of.record.number or of.record.relaunch is not None:
             return True
+        tail = Tail(StateFolder(of.node).run(first))
+        look_at = boottime()
         while True:
             try:
-                state = life_of(of.node, first)
+                StateFolder(of.node).existing(first)
             except Refusal as refusal:
                 of.finish("blocked", f"it was to start after {first}: {refusal.what}")
                 return False
-            if state.state == "succeeded":
+            tail.read()
+            if tail.life.state == "succeeded":
                 return True
-            if state.over:
+            if tail.life.over:
                 of.finish(
                     "blocked",
-                    f"it was to start once {first} has succeeded, which ended {state.state}; "
+                    f"it was to start once {first} has succeeded, which ended {tail.life.state}; "
                     f"`gpuctl relaunch {of.spec.run}` starts it all the same",
                 )
                 return False
+            if boottime() >= look_at and orphaned(tail.folder, tail.life, of.machine):
+                start_supervisor(tail.folder.path, None)
+                look_at = boottime() + ORPHANED_LOOK_S
             if not told:
                 of.record.write("waiting", why=f"it starts once {first} has succeeded")
                 told = True
@@ -126,9 +170,10 @@ class Placement:
         with of.leases.locked():
             held = of.leases.held()
             mine = [device for device in sample.devices if device.uuid in self._chosen]
-            if not self._chosen or len(mine) < len(self._chosen):
+            had = bool(mine) and len(mine) == len(self._chosen) and not self._passed_on(held)
+            if not had:
                 mine = choose(of.spec, of.node, sample, held)
-            if self._queues and not self._chosen:
+            if self._queues and not had:
                 ahead = of.leases.ahead(of.spec.run, [device.uuid for device in mine])
                 if ahead:
                     raise Busy(f"{len(ahead)} run(s) are ahead in the queue", [device.uuid for device in mine])
@@ -139,6 +184,12 @@ class Placement:
             of.leases.leave(of.spec.run)
         self.devices = sorted(mine, key=lambda device: device.index)
         self._chosen = [device.uuid for device in self.devices]
+
+    def _passed_on(self, held: Mapping[str, List[Lease]]) -> bool:
+        """Has another run got what this one had? It may, once this one has ended; a relaunch then takes others."""
+        spec = self._of.spec
+        others = [lease for uuid in self._chosen for lease in held.get(uuid, []) if lease.run != spec.run]
+        return any(not (spec.share and lease.share) for lease in others)
 
     def _since(self) -> str:
         return self._of.record.life.created or ""
