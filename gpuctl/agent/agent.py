@@ -18,6 +18,7 @@ from gpuctl.wire.word import Word
 
 W = TypeVar("W", bound=Word)
 
+READING_S = 150.0  # the first reading of the GPUs alone may take 60 s, until a driver is said to hang
 CLEAN_S = 300.0  # it waits for processes to end, and for memory to be given back
 REMOVE_S = 300.0  # folders of many GiB
 REPLAY_S = 600.0  # logs of many GiB
@@ -51,7 +52,7 @@ class Agent(Caller):
 
     async def start(self, spec: RunSpec, *, secrets: Mapping[str, str], force: bool = False) -> Started:
         """The run's first record is on the node's disk when this returns. The same id again is the same run."""
-        answer = await self.call("start", spec=spec.to_json(), secrets=dict(secrets), force=force)
+        answer = await self.call("start", deadline_s=READING_S, spec=spec.to_json(), secrets=dict(secrets), force=force)
         return Started(self._word(RunRow, answer.get("run")), [str(text) for text in answer.get("warnings") or []])
 
     async def ps(self, *, all: bool = False, runs: Sequence[str] | None = None) -> list[RunRow]:
@@ -100,7 +101,7 @@ class Agent(Caller):
         return self._objects("request", run=run, **arguments)
 
     async def gpus(self) -> Gpus:
-        return self._gpus(await self.call("gpus"))
+        return self._gpus(await self.call("gpus", deadline_s=READING_S))
 
     async def follow_gpus(self, *, every_s: float = 1.0) -> AsyncGenerator[Gpus]:
         async with aclosing(self._objects("gpus", follow=True, every_s=every_s)) as answers:
@@ -122,7 +123,7 @@ class Agent(Caller):
 
     async def probe(self) -> dict[str, Any]:
         """Facts about the node, for `doctor`: only read, nothing is changed."""
-        facts = (await self.call("probe")).get("facts")
+        facts = (await self.call("probe", deadline_s=READING_S)).get("facts")
         if not isinstance(facts, dict):
             raise self._unexpected("facts")
         return facts

@@ -13,7 +13,7 @@ from gpuctl.cli.checkup import Finding, findings
 from gpuctl.fleet.fleet import Answer
 from gpuctl.places import state_folder
 
-_DEADLINE_S = 120.0  # a first contact uploads the bundle; a first reading loads the driver
+_DEADLINE_S = 180.0  # a first contact uploads the bundle; a first reading may take long
 _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 

@@ -16,7 +16,7 @@ from gpuctl.fleet.fleet import Fleet
 from gpuctl.spec.inventory import Node
 from gpuctl.wire.replies import DeviceRow, Holder
 
-_DEADLINE_S = 90.0  # the first reading loads the driver
+_DEADLINE_S = 180.0  # the first reading may take long, and its own deadline says more than this one
 _COLUMNS = ["node", "gpu", "name", "memory", "util", "power", "temp", "runs", "users"]
 
 

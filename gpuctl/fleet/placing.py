@@ -15,7 +15,7 @@ from gpuctl.wire.replies import DeviceRow, RunRow
 Wanted = int | str | list[int]
 """How many GPUs, which, or `all`."""
 
-_DEADLINE_S = 90.0  # a node's first reading loads its driver
+_DEADLINE_S = 180.0  # a node's first reading may take long
 
 
 @dataclass(frozen=True)

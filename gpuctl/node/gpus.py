@@ -28,7 +28,7 @@ def answer_gpus(node: NodeSpec, link: Link, *, follow: bool, every_s: float) -> 
         with Telemetry(node, program.argv("sample")) as telemetry:
             while True:
                 due = boottime() + every_s
-                link.send(gpus(node, telemetry, leases.held()))
+                link.send(link.during(lambda: gpus(node, telemetry, leases.held())))
                 if not follow:
                     return
                 while boottime() < due:

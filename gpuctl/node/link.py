@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import select
-from typing import Any, Dict, Optional, Protocol
+from typing import Any, Callable, Dict, Optional, Protocol, TypeVar
 
 from gpuctl.node.clock import boottime
 from gpuctl.node.waiter import Waiter, Woke
 from gpuctl.wire import END
+
+T = TypeVar("T")
 
 OVERDUE = 3  # signs of life in a row
 
@@ -61,9 +63,23 @@ class Link:
         if self._stdin in woke:
             self._listen()
         self._check()
-        if boottime() >= self._sent + self._keepalive_s:
-            self.send({"heartbeat": round(boottime(), 3)})
+        self._beat(self._keepalive_s)
         return woke
+
+    def during(self, work: Callable[[], T]) -> T:
+        """What `work` answers. It may block for long: the controller hears from us all the same."""
+        if self._keepalive_s is None:
+            return work()
+        from concurrent.futures import ThreadPoolExecutor, wait  # here: short answers do without
+
+        with ThreadPoolExecutor(1) as aside:
+            working = aside.submit(work)
+            while not wait([working], self._keepalive_s / 2).done:
+                if select.select([self._stdin], [], [], 0)[0]:
+                    self._listen()
+                self._check()
+                self._beat(self._keepalive_s)
+            return working.result()
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -84,6 +100,10 @@ class Link:
         if self._stdin in [fd for fd, _ in poll.poll(1000)]:
             self._listen()
         self._check()
+
+    def _beat(self, keepalive_s: float) -> None:
+        if boottime() >= self._sent + keepalive_s:
+            self.send({"heartbeat": round(boottime(), 3)})
 
     def _listen(self) -> None:
         if not os.read(self._stdin, 4096):

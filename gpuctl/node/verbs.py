@@ -6,6 +6,7 @@ entry imports what it needs, so that a short question has a short answer.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -142,9 +143,8 @@ def _stream(node: NodeSpec, request: Request, link: Link) -> None:
         queries.stream(link, runs=request.get("runs"), after=request.get("after"), every_s=every_s)
         return
     with Telemetry(node, program.argv("sample")) as telemetry:
-        queries.stream(
-            link, runs=request.get("runs"), after=request.get("after"), sample=telemetry.sample, every_s=every_s
-        )
+        sample = functools.partial(link.during, telemetry.sample)
+        queries.stream(link, runs=request.get("runs"), after=request.get("after"), sample=sample, every_s=every_s)
 
 
 def _request(node: NodeSpec, request: Request, link: Link) -> None:

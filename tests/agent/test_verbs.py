@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuctl.agent import Agent, Chunk
+from gpuctl.agent.calling import CALL_S
 from gpuctl.bundle import build
 from gpuctl.errors import GpuctlError, NodeUnfit, NotFound, UsageError
+from gpuctl.node.telemetry import INIT_DEADLINE_S
 from gpuctl.spec.inventory import Node, Simulate
 from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import RunSpec
@@ -87,6 +89,29 @@ def test_devices_and_facts(sim: Node) -> None:
         assert (await agent.probe())["user"]["home"]
 
     with_agent(sim, story, build())
+
+
+def test_a_driver_that_hangs_is_said_to_hang_before_any_deadline_passes(
+    local: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each verb that reads the GPUs waits longer than the node waits for their first reading."""
+    allowed: dict[str, float] = {}
+
+    async def noted(_self: Agent, verb: str, *, deadline_s: float = CALL_S, **_: object) -> dict[str, object]:
+        allowed[verb] = deadline_s
+        raise NotFound("nobody was asked")
+
+    async def story(agent: Agent) -> None:
+        for call in (
+            agent.gpus(), agent.probe(), agent.clean(), agent.start(RunSpec("a-1", "a", "gpu1", "true"), secrets={})
+        ):  # fmt: skip
+            with pytest.raises(NotFound):
+                await call
+
+    monkeypatch.setattr(Agent, "call", noted)
+    with_agent(local, story)
+    assert set(allowed) == {"gpus", "probe", "clean", "start"}
+    assert min(allowed.values()) >= 2 * INIT_DEADLINE_S
 
 
 def test_a_run_that_is_not_there(sim: Node) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_it_ends_when_three_signs_of_life_are_overdue() -> None:
     wait_until(lambda: reading.closed)
     reading.hang_up()
     assert sum("heartbeat" in frame for frame in reading.frames) in (2, 3, 4)
+
+
+def test_it_beats_while_work_blocks_it() -> None:
+    go_on = threading.Event()
+    reading = Reading(lambda link: link.send(link.during(lambda: {"done": go_on.wait(20)})), keepalive_s=0.05)
+    wait_until(lambda: (reading.beat(), sum("heartbeat" in frame for frame in list(reading.frames)) >= 4)[1])
+    go_on.set()
+    assert reading.join()[-1] == {"done": True}
 
 
 @pytest.mark.parametrize("ending", ["overdue", "stdin ends", "reader gone"])
