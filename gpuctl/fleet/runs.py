@@ -57,7 +57,7 @@ async def list_runs(fleet: Fleet, nodes: Sequence[Node], store: Store, *, ended:
 
 
 async def find(fleet: Fleet, store: Store, word: str | None, *, sure: bool = False) -> Found:
-    """The run that `word` means. `sure`: never a guess among several live ones, and its row is fresh."""
+    """The run that `word` means. `sure`: never a guess, and its row is fresh."""
     if word is None:
         newest = store.newest()
         if newest is None:
@@ -88,10 +88,16 @@ def _known_node(fleet: Fleet, store: Store, word: str) -> Node | None:
 
 
 def choose(word: str, listing: Listing, *, sure: bool) -> Found:
-    """The run among the listed that `word` means."""
+    """The run among the listed that `word` means. `sure`: no guess, neither among live ones nor past a silent node."""
     matches = matching(word, listing.found)
     if not matches:
         raise absent(word, listing)
+    if sure and listing.errors and matches[0].run != word:
+        error = listing.errors[0]
+        raise Unreachable(
+            f"which run {word!r} means can't be told while a node is silent: {error.what}",
+            f"name it by its id, such as {matches[-1].run}. {error.hint}",
+        )
     if len(matches) == 1:
         return matches[0]
     if any(one.row and one.row.job == word for one in matches):

@@ -49,6 +49,15 @@ def test_no_such_run_can_not_be_known_while_a_node_is_dead(dead_too: Gpuctl) -> 
     assert "on the nodes that answered" in dead_too("tail", "nope", code=4).err
 
 
+def test_nothing_is_ended_by_a_guess_while_a_node_is_dead(dead_too: Gpuctl) -> None:
+    run = dead_too.launch("sleep 60")
+    for words in (["kill", "job"], ["relaunch", run[:-1]], ["rm", "job"]):
+        error = dead_too(*words, code=4).err
+        assert "dead" in error
+        assert run in error
+    assert dead_too("kill", run, "--json").json()[0]["state"] == "killed"
+
+
 def test_exec_hands_over_argv_as_it_stands(gpuctl: Gpuctl) -> None:
     words = ["a b", "", "$HOME", "it's", '"', "-n", "ü\n*"]
     done = gpuctl("exec", "sim", "--", "printf", "%s|", *words)
@@ -62,7 +71,7 @@ def test_exec_on_many(gpuctl: Gpuctl) -> None:
 
 def test_exec_that_fails_is_exit_1(gpuctl: Gpuctl) -> None:
     done = gpuctl("exec", "sim", "--json", "--", "sh", "-c", "echo out; echo err >&2; exit 3", code=1)
-    assert done.json() == [{"node": "sim", "exit_code": 3, "stdout": "out\n", "stderr": "err\n"}]
+    assert done.json() == [{"node": "sim", "exit_code": 3, "timed_out": False, "stdout": "out\n", "stderr": "err\n"}]
 
 
 def test_clean_ends_what_was_agreed_to_and_nothing_that_came_later(gpuctl: Gpuctl) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpuctl.cli import sentences
 from gpuctl.cli.checkup import findings
 from gpuctl.cli.explain import last_failure
-from gpuctl.errors import NotFound, Unreachable, UsageError
+from gpuctl.errors import GpuctlError, NotFound, Unreachable, UsageError
 from gpuctl.fleet.runs import Found, Listing, choose
 from gpuctl.spec.inventory import Node
 from gpuctl.wire.replies import RunRow
@@ -45,6 +45,16 @@ def test_a_jobs_newest_run_is_meant_but_never_one_of_several_live_ones() -> None
         choose("train", two, sure=True)
     ended = Listing([NEWER, found("train-zzzzzz", "failed")])
     assert choose("train", ended, sure=True) == NEWER  # the live one, though an ended one is newer
+
+
+def test_no_guess_while_a_node_is_silent() -> None:
+    """It may have a newer run of the job, or another one of that prefix."""
+    listing = Listing([OLDER, OTHER], [GpuctlError("n: no route", "look at it")])
+    for word in ("train", "train-e"):
+        assert choose(word, listing, sure=False)
+        with pytest.raises(Unreachable, match="can't be told while a node is silent: n: no route"):
+            choose(word, listing, sure=True)
+    assert choose(OLDER.run, listing, sure=True) == OLDER
 
 
 def test_absent_is_known_only_where_all_nodes_answered() -> None:
@@ -111,7 +121,7 @@ def test_a_node_with_troubles_gets_a_cure_for_each() -> None:
         "tools": {"tmux": None, "fuser": None, "bash": "/bin/bash"},
         "gpus": {"error": "driver not loaded", "devices": [], "files": {"/dev/nvidia0": True}},
         "state_dir": {"path": "/home/ada/.gpuctl", "free_bytes": 1 << 20, "free_inodes": None},
-        "lock_dir": {"path": "/run/lock/gpuctl", "usable": False},
+        "lock_dir": {"path": "/run/lock/gpuctl", "usable": False, "used": "/tmp/gpuctl-run-lock-gpuctl"},
         "shm": {"total_bytes": 64 << 20},
         "kernel": {"log": False, "oom_counters": []},
         "limits": {"open_files": 1024},
@@ -135,6 +145,13 @@ def test_a_node_with_troubles_gets_a_cure_for_each() -> None:
     ):
         assert part in text
     assert "loginctl enable-linger ada" in [finding.cure for finding in bad]
+
+
+def test_a_lock_dir_that_launches_are_refused_for_fails() -> None:
+    lock = {"path": "/l", "usable": False, "used": None, "why": "/l is closed to us", "cure": "chmod 1777 /l"}
+    (told,) = [finding for finding in findings(NODE, {"lock_dir": lock}) if "leased" in finding.what]
+    assert told.verdict == "fail"
+    assert "/l is closed to us" in told.what and "chmod 1777 /l" in told.cure
 
 
 def test_an_absent_fact_is_no_trouble() -> None:
