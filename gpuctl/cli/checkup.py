@@ -133,11 +133,17 @@ def _folders(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"{state.get('path')}: {sentences.size(free)} free")
-    if lock.get("usable") is False:
+    if lock.get("why"):
+        yield Finding(
+            "fail",
+            f"no GPU can be leased: {lock['why']}",
+            f"{lock.get('cure')}, or set another lock_dir (the same for all accounts of the machine)",
+        )
+    elif lock.get("usable") is False:
         yield Finding(
             "warn",
-            f"{lock.get('path')} can't be used for leases: a folder in /tmp is",
-            "create it with mode 1777, or set lock_dir",
+            f"{lock.get('path')} can't be made; leases are in {lock.get('used')}",
+            "make it, mode 1777 (/run is empty after a restart: by tmpfiles.d), or set lock_dir",
         )
     if shm.get("total_bytes") is not None and shm["total_bytes"] < _SHM_BYTES:
         yield Finding(

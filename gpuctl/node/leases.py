@@ -14,6 +14,7 @@ owner, and no more than its end is read.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -24,15 +25,15 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 from gpuctl.node.clock import boottime
-from gpuctl.node.folders import RUN_ID, StateFolder, expand
+from gpuctl.node.folders import RUN_ID, StateFolder
 from gpuctl.node.journal import tail
+from gpuctl.node.lock_dir import FALLBACK_IN, shared_folder
 from gpuctl.node.machine import Machine, identity, process_start
 from gpuctl.node.refusal import UNFIT, Refusal
 from gpuctl.wire.life import fold
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.word import Word
 
-FALLBACK_IN = "/tmp"
 LOCK_DEADLINE_S = 10.0
 UNBORN_S = 60.0
 """A lease is taken before its run's folder is renamed into place; a caller that dies between leaves one without."""
@@ -115,7 +116,7 @@ class Leases:
     def __init__(self, node: NodeSpec, machine: Optional[Machine] = None, *, fallback_in: str = FALLBACK_IN) -> None:
         self.machine = machine if machine is not None else identity()
         self._state_dir = StateFolder(node).path
-        self.folder = _shared_folder(expand(node.lock_dir), fallback_in)
+        self.folder = shared_folder(node, fallback_in=fallback_in)
         self._ended: Optional[Set[Tuple[str, str]]] = None  # while it is locked: the leases found to be over before
 
     @contextlib.contextmanager
@@ -233,9 +234,10 @@ class Leases:
                 _remove(aside)
                 raise
         except OSError as error:
-            raise Refusal(
-                UNFIT, f"can't write {path}: {error.strerror}", f"`ls -ld {path}` shows what is in the way; remove it"
-            ) from error
+            cure = f"`ls -ld {path}` shows what is in the way; remove it"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                cure = f"make room there: `df -h {self.folder}` and `df -i {self.folder}` say what is used up"
+            raise Refusal(UNFIT, f"can't write {path}: {error.strerror}", cure) from error
 
     def _over(self, lease: Lease) -> bool:
         """Has its run ended, as far as we may look? What is closed to us, or not its owner's own, says nothing."""
@@ -253,35 +255,6 @@ class Leases:
                 os.close(fd)
         except (OSError, ValueError, TypeError, KeyError):
             return False
-
-
-def _shared_folder(wanted: str, fallback_in: str) -> str:
-    """The one folder that all accounts of this machine agree on: `wanted`, or where the first of them could not make
-    that, one in /tmp, which those who come later then use too."""
-    fallback = os.path.join(fallback_in, "gpuctl" + wanted.replace("/", "-"))
-    for path in (wanted, fallback):
-        if os.path.lexists(path):
-            return _checked(path)
-    for path in (wanted, fallback):
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-                os.chmod(path, 0o1777)  # noqa: S103  (all accounts; whatever the umask says)
-            return _checked(path)
-    raise Refusal(UNFIT, f"can make neither {wanted} nor {fallback}", "make one of them, mode 1777")
-
-
-def _checked(path: str) -> str:
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        raise Refusal(UNFIT, f"{path} is not a folder", "remove it; gpuctl makes a folder there, mode 1777")
-    shared = found.st_mode & 0o1002 == 0o1002
-    if not shared and found.st_uid != os.getuid():
-        raise Refusal(
-            UNFIT, f"{path} is closed to us: its mode is {stat.S_IMODE(found.st_mode):o}", f"chmod 1777 {path}"
-        )
-    return path
 
 
 def _flock(fd: int, path: str) -> None:

@@ -7,7 +7,6 @@ import os
 import platform
 import resource
 import shutil
-import stat
 import sys
 import time
 from typing import Any, Dict, Optional
@@ -16,8 +15,10 @@ from gpuctl.node import program, shell
 from gpuctl.node.clock import boottime, now
 from gpuctl.node.folders import StateFolder, expand
 from gpuctl.node.kernel import KernelLog
+from gpuctl.node.lock_dir import found_folder
 from gpuctl.node.machine import identity
 from gpuctl.node.oom_kills import OomCounters
+from gpuctl.node.refusal import Refusal
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.wire.nodespec import NodeSpec
 
@@ -45,7 +46,7 @@ def facts(node: NodeSpec) -> Dict[str, Any]:
             "files": _device_files(node),
         },
         "state_dir": {"path": state, **_disk(state)},
-        "lock_dir": {"path": node.lock_dir, "usable": _usable(expand(node.lock_dir))},
+        "lock_dir": _lock_dir(node),
         "shm": {"path": "/dev/shm", **_disk("/dev/shm")},
         "kernel": _kernel(),
         "limits": {
@@ -91,12 +92,13 @@ def _disk(path: str) -> Dict[str, Optional[int]]:
     }
 
 
-def _usable(path: str) -> bool:
-    """Whether it is, or could be made, a folder that all accounts share."""
-    if os.path.isdir(path):
-        mode = os.stat(path).st_mode
-        return os.access(path, os.W_OK | os.X_OK) and (bool(mode & stat.S_ISVTX) or os.stat(path).st_uid == os.getuid())
-    return os.access(os.path.dirname(path), os.W_OK)
+def _lock_dir(node: NodeSpec) -> Dict[str, Any]:
+    """`used`: where leases are; None where a launch would be refused, with what it would say."""
+    try:
+        used = found_folder(node)
+    except Refusal as refusal:
+        return {"path": node.lock_dir, "usable": False, "used": None, "why": refusal.what, "cure": refusal.hint}
+    return {"path": node.lock_dir, "usable": used == expand(node.lock_dir), "used": used, "why": None, "cure": None}
 
 
 def _kernel() -> Dict[str, Any]:
