@@ -34,8 +34,8 @@ if step["left"]:
     child = subprocess.Popen(hold, stdout=subprocess.PIPE, start_new_session=True)
     child.stdout.readline()
 if step["end"] == "oom":
-    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"
-          " 95.59 GiB of which 3.05 GiB is free.", flush=True)
+    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate %s.00 GiB. GPU 0 has a total capacity of"
+          " 95.59 GiB of which 3.05 GiB is free." % sys.argv[1], flush=True)
 if step["end"] == "signal":
     os.kill(os.getpid(), 9)
 sys.exit(0 if step["end"] == "well" else 1)
@@ -80,7 +80,8 @@ def _run(sim: TestNode, plan: list[Step]) -> None:
             on_oom=OnOom(reduce=["bs"]), policy={"unknown": Relaunches(6, 0.0), "code_error": Relaunches(6, 0.0)},
         )
     )  # fmt: skip
-    assert sim.wait_over(within_s=90.0).state == "succeeded", sim.events()[-5:]
+    life = sim.wait_over(within_s=90.0)
+    assert life.state == "succeeded", (life.why, life.incident)
 
 
 def _check(sim: TestNode) -> None:
