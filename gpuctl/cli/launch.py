@@ -17,7 +17,7 @@ from gpuctl.cli.tail import show_log
 from gpuctl.cli.wait import told
 from gpuctl.errors import UsageError
 from gpuctl.fleet.fleet import Fleet
-from gpuctl.fleet.launching import LaunchInterrupted, start
+from gpuctl.fleet.launching import LaunchInterrupted, LaunchUnknown, start
 from gpuctl.fleet.placing import place
 from gpuctl.fleet.runs import find
 from gpuctl.fleet.who import whoami
@@ -204,6 +204,9 @@ class Launch:
             started = await start(self.fleet.agent(node), rendered, force=self.wish.force)
         except UsageError as error:
             raise _minding_the_tilde(error, node, self.job.workdir) from None
+        except LaunchUnknown:
+            self.store.launched(run, self.job.name, node.name)  # so that its id leads to the node, if it is there
+            raise
         self.store.launched(run, self.job.name, node.name)
         for warning in (*rendered.warnings, *started.warnings):
             output.warn(warning)

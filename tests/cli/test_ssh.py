@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +85,56 @@ def test_tail_loses_and_repeats_nothing_when_connections_are_cut(remote: Gpuctl,
     assert following.returncode == 0, err
     assert out.decode() == "".join(f"line {number}\n" for number in range(1, 401))
     assert waiting.wait(timeout=30) == 0
+
+
+LOSING = """\
+#!/bin/sh
+# Does as it is told, then cuts the connection before a verb named in `lost` has answered.
+for verb; do :; done
+case " $(cat {folder}/lost) " in *" $verb "*) ;; *) exec {python} "$@" ;; esac
+test -e {folder}/deaf || {python} "$@" >/dev/null 2>&1
+kill -9 $PPID
+"""
+
+
+@pytest.fixture
+def losing(remote: Gpuctl) -> Gpuctl:
+    """As `remote`, trusted; the answers to the verbs in the file `lost` never arrive."""
+    remote("trust", "far", "--yes")
+    remote("ps")  # so that the agent is there already
+    python = remote.folder / "python3"
+    python.write_text(LOSING.format(folder=remote.folder, python=sys.executable))
+    python.chmod(0o755)
+    remote.inventory.write_text(remote.inventory.read_text().replace("keepalive: 2", f"keepalive: 2, python: {python}"))
+    return remote
+
+
+def test_a_launch_whose_answer_never_comes_finds_out_what_became_of_it(losing: Gpuctl) -> None:
+    (losing.folder / "lost").write_text("start")
+    done = losing("launch", "--on", "far", "--gpus", "0", "--name", "job", "--", "echo", "here")
+    run = done.out.strip()
+    assert f"{run} was started, but its node did not say so" in done.err
+    assert losing("wait", run).out.startswith(f"{run}: succeeded")
+    assert [row["run"] for row in losing("ps", "--json").json()] == [run]
+
+
+def test_a_launch_that_never_arrived_is_an_error(losing: Gpuctl) -> None:
+    (losing.folder / "lost").write_text("start")
+    (losing.folder / "deaf").write_text("")
+    error = losing("launch", "--on", "far", "--gpus", "0", "--name", "job", "--", "echo", "here", code=4).err
+    assert "may have been started" not in error
+    assert losing("ps", "--json").json() == []
+
+
+def test_a_launch_that_nobody_can_tell_of_names_its_run(losing: Gpuctl) -> None:
+    (losing.folder / "lost").write_text("start ps")
+    error = losing("launch", "--on", "far", "--gpus", "0", "--name", "job", "--", "echo", "here", code=4).err
+    told = re.search(r"(job-\w+) may have been started", error)
+    assert told is not None, error
+    (losing.folder / "lost").write_text("")
+    (row,) = losing("ps", told[1], "--json").json()
+    assert row["run"] == told[1]
+    assert losing("wait").out.startswith(told[1])  # the newest launched from here
 
 
 def test_the_run_goes_on_without_server_or_controller(remote: Gpuctl, server: Sshd) -> None:
