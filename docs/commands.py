@@ -174,7 +174,8 @@ touched.
 """,
     "prune": """\
 `--json` prints what `rm --json` prints, with unused bundles among the removed. A bundle that is needed again is sent
-again.
+again. Where several machines share the state folder, all bundles stay as long as a run of another one lives. What can't
+be deleted is listed under `kept` by its path, and is no error.
 """,
     "trust": """\
 `--json` prints `{"node", "host", "before", "file", "keys"}`. gpuctl never asks for a host key in passing: an unknown or

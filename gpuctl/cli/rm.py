@@ -33,7 +33,7 @@ def command(runs: tuple[str, ...], as_json: bool, **how: bool) -> int:
 
 async def _rm(words: tuple[str, ...], as_json: bool, *, archives: bool, dry_run: bool, yes: bool) -> int:
     async with options.opened() as (fleet, store):
-        found = await named(fleet, store, words)
+        found = await named(fleet, store, words, ended=True)
         live = [one.run for one in found if one.live]
         if live:
             raise RefusedForSafety(f"live, so not removed: {', '.join(live)}", f"first: gpuctl kill {' '.join(live)}")
@@ -91,5 +91,7 @@ def _show(given: list[tuple[Answer[dict[str, Any]], dict[str, Any]]], *, dry_run
 
 
 def _name(item: dict[str, Any]) -> str:
-    """Of a run, or of a bundle (by its digest, which nobody needs in full)."""
+    """Of a run, of a path, or of a bundle (by its digest, which nobody needs in full)."""
+    if item.get("path"):
+        return str(item["path"])
     return str(item["run"]) if item.get("run") else f"bundle {str(item.get('bundle'))[:12]}"

@@ -31,6 +31,12 @@ class Past:
     def over(self) -> bool:
         return self.removed or self.life.over
 
+    def lives_on(self, state: StateFolder, listed: Iterable[Process]) -> bool:
+        """Whether a keeper or a first process of it lives, or anything that bears its marker."""
+        if any(map(alive, (*self.keepers, *self.jobs))):
+            return True
+        return any(each.alive and marked(environ(each.id.pid) or {}, state.path) == self.run for each in listed)
+
     def proof(self, state: StateFolder) -> Proof:
         """Whatever runs this is never among its processes."""
         me = find(os.getpid())

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuctl.node.folders import StateFolder, try_lock
+from gpuctl.node.folders import RunFolder, StateFolder, try_lock
+from gpuctl.node.journal import Journal
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import identity
+from gpuctl.node.processes import find
 from gpuctl.node.refusal import Refusal
 from gpuctl.node.remove import remove
 from gpuctl.wire.nodespec import NodeSpec
@@ -25,7 +29,7 @@ def runs(answer: dict[str, Any]) -> list[str]:
 
 
 def kept(answer: dict[str, Any]) -> dict[str, str]:
-    return {stays["run"]: stays["why"] for stays in answer["kept"]}
+    return {stays["run"]: stays["why"] for stays in answer["kept"] if "run" in stays}
 
 
 def test_an_ended_run_goes_and_a_line_of_history_stays(node: NodeSpec, state: StateFolder, new_run: NewRun) -> None:
@@ -82,6 +86,132 @@ def test_nor_another_machines(node: NodeSpec, new_run: NewRun, monkeypatch: pyte
     new_run("a-1", FINISHED)
     monkeypatch.setattr("gpuctl.node.remove.identity", lambda: replace(identity(), host="elsewhere"))
     assert kept(remove(node, runs=["a-1"])) == {"a-1": f"belongs to {identity().host}"}
+
+
+class Meanwhile:
+    """What somebody else does between the look at a run and its lock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.act: Callable[[], object] = lambda: None
+        monkeypatch.setattr("gpuctl.node.remove.try_lock", self._lock)
+
+    def _lock(self, path: str) -> int | None:
+        self.act()
+        return try_lock(path)
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    return Meanwhile(monkeypatch)
+
+
+def relaunched(folder: RunFolder, *events: dict[str, Any]) -> None:
+    journal = Journal(folder.journal)
+    for event in ({"type": "relaunching", "params": {}}, *events):
+        journal.append(**event)
+    journal.close()
+
+
+def test_one_that_was_relaunched_in_between_stays(node: NodeSpec, new_run: NewRun, meanwhile: Meanwhile) -> None:
+    """Its supervisor died at once, say: nobody holds its lock."""
+    folder = new_run("a-1", STARTED, FINISHED)
+    meanwhile.act = lambda: relaunched(folder)
+    assert "is live (relaunching)" in kept(remove(node, runs=["a-1"]))["a-1"]
+    assert os.path.isdir(folder.path)
+
+
+def test_and_one_that_left_processes_in_between(node: NodeSpec, new_run: NewRun, meanwhile: Meanwhile) -> None:
+    folder = new_run("a-1", FINISHED)
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    found = find(child.pid)
+    assert found is not None
+    started = {**STARTED, "pid": child.pid, "pid_start": found.id.start}
+    meanwhile.act = lambda: relaunched(folder, started, {**FINISHED, "state": "failed"})
+    try:
+        assert "processes of it" in kept(remove(node, runs=["a-1"]))["a-1"]
+    finally:
+        child.communicate()
+    meanwhile.act = lambda: None
+    assert [gone["state"] for gone in remove(node, runs=["a-1"])["removed"]] == ["failed"]
+
+
+def test_what_goes_is_told_as_it_was_last(node: NodeSpec, new_run: NewRun, meanwhile: Meanwhile) -> None:
+    folder = new_run("a-1", FINISHED)
+    meanwhile.act = lambda: relaunched(folder, STARTED, {**FINISHED, "state": "killed"})
+    assert [gone["state"] for gone in remove(node, runs=["a-1"])["removed"]] == ["killed"]
+
+
+def test_two_may_remove_the_same_run(node: NodeSpec, new_run: NewRun, meanwhile: Meanwhile) -> None:
+    folder = new_run("a-1", FINISHED)
+    new_run("b-1", FINISHED)
+    meanwhile.act = lambda: shutil.rmtree(folder.path, ignore_errors=True)
+    answer = remove(node, runs=["a-1", "b-1"])
+    assert runs(answer) == ["b-1"]
+    assert kept(answer) == {"a-1": "somebody else has removed it"}
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Makes a folder that can't be removed: something is mounted in it; or, for who is not root, it is closed."""
+
+    def make(folder: Path) -> None:
+        (folder / "held").mkdir(parents=True)
+        (folder / "held" / "file").touch()
+        if os.getuid() != 0:
+            (folder / "held").chmod(0o500)
+        elif subprocess.run(["mount", "-t", "tmpfs", "none", str(folder / "held")], check=False).returncode != 0:
+            pytest.skip("this root may mount nothing")
+
+    yield make
+    for held in tmp_path.rglob("held"):  # wherever it is by now
+        if os.getuid() != 0:
+            held.chmod(0o700)
+        elif held.is_mount():
+            subprocess.run(["umount", str(held)], check=True)
+
+
+def test_what_cannot_be_deleted_is_told_and_keeps_nothing_else(
+    node: NodeSpec, state: StateFolder, new_run: NewRun, hold: Callable[[Path], None]
+) -> None:
+    new_run("good-1", FINISHED)
+    hold(Path(new_run("bad-1", FINISHED).attempts))
+    hold(Path(state.runs, ".old.1.removed"))
+    hold(Path(state.agent, "f" * 64))
+    Path(state.agent, "e" * 64).mkdir()
+    os.utime(Path(state.runs, ".old.1.removed"), (1.0, 1.0))
+    answer = remove(node, keep=0)
+    assert sorted(runs(answer)) == ["bad-1", "good-1"], "neither is a run any more"
+    assert [gone["bundle"] for gone in answer["removed"] if "bundle" in gone] == ["e" * 64]
+    paths = [stays["path"] for stays in answer["kept"]]
+    assert len(paths) == 3 and str(Path(state.runs, ".old.1.removed")) in paths
+    assert all("can't be deleted" in stays["why"] for stays in answer["kept"])
+    assert state.all_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("events", "host", "stays"),
+    [
+        ([STARTED], "elsewhere", True),
+        ([], "elsewhere", True),
+        ([STARTED, FINISHED], "elsewhere", False),
+        ([STARTED], identity().host, False),
+    ],
+)
+def test_bundles_stay_while_another_machine_may_run_from_them(
+    node: NodeSpec, new_run: NewRun, events: list[dict[str, Any]], host: str, stays: bool
+) -> None:
+    """The state folder is in a home that they share; nobody sees the other's processes."""
+    state, known = StateFolder(node), replace(identity(), host=host)
+    new_run(
+        "theirs-1", *({**event, "machine": known.to_json()} for event in events), created={"machine": known.to_json()}
+    )
+    for path in (Path(state.agent, "e" * 64), Path(state.agent, "e" * 64 + ".pyz")):
+        path.touch()
+    answer = remove(node, keep=0)
+    assert [item["bundle"] for item in answer["kept"] if "bundle" in item] == sorted(os.listdir(state.agent))
+    assert bool(os.listdir(state.agent)) == stays
+    if stays:
+        assert "another machine" in next(item["why"] for item in answer["kept"] if "bundle" in item)
 
 
 def test_no_such_run(node: NodeSpec, new_run: NewRun) -> None:
