@@ -24,9 +24,12 @@ from gpuctl.transport.plain import DECODE, escaped
 if TYPE_CHECKING:
     from gpuctl.spec.inventory import Node
 
-# The shell that becomes the process says its pid, which is its process group's too (sshd gives it a session).
-ANNOUNCE = r'printf "\001%d\n" $$ >&2; '
-PID = re.compile(rb"\x01(\d+)\n")
+# The shell that becomes the process says its pid, which is its process group's too (sshd gives it a session), and when
+# that began, in clock ticks: after a night's sleep of this machine the same number may be another's.
+BEGUN = 'begun() { read -r stat </proc/$1/stat; set -- ${stat##*")" }; printf %s "${20}"; }; '
+ANNOUNCE = BEGUN + r'printf "\001%d %s\n" $$ "$(begun $$ 2>/dev/null)" >&2; '
+PID = re.compile(rb"\x01(\d+) (\d*)\n")
+KILL = BEGUN + 'test "$(begun $1 2>/dev/null)" = "$2" && kill -s KILL -- -$1'
 MAX_NOISE = 256 * 1024
 KILL_S = 5.0
 CHANNELS = 8  # sshd's MaxSessions is 10 unless somebody lowers it; then `_Room` learns how many there are
@@ -101,6 +104,7 @@ class SshProcess:
         self._process, self._connection, self._where, self._room = process, connection, where, room
         self._in_room = True
         self._pid: int | None = None  # 0 where it never said
+        self._begun = ""
         self._stderr_head = b""  # of standard error, before and after the pid
         self._reading_head = asyncio.Lock()
 
@@ -147,7 +151,8 @@ class SshProcess:
                 async with asyncio.timeout(KILL_S):
                     await self._learn_pid()
                     if self._pid:
-                        await self._connection.run(f"kill -s KILL -- -{self._pid}", stdin=asyncssh.DEVNULL)
+                        kill = f"exec sh -c '{KILL}' sh {self._pid} {self._begun}"
+                        await self._connection.run(kill, stdin=asyncssh.DEVNULL)
         self._process.close()
         self._leave()
 
@@ -161,7 +166,7 @@ class SshProcess:
                 part = await self._process.stderr.read(READ_SIZE)
                 self._stderr_head += part
                 if found := PID.search(self._stderr_head):
-                    self._pid = int(found[1])
+                    self._pid, self._begun = int(found[1]), found[2].decode()
                     self._stderr_head = self._stderr_head[: found.start()] + self._stderr_head[found.end() :]
                 elif not part or len(self._stderr_head) > MAX_NOISE:
                     self._pid = 0  # a forced command, which ran instead of ours

@@ -20,12 +20,13 @@ from gpuctl.errors import (
     Unreachable,
     UsageError,
 )
+from gpuctl.node.processes import find
 from gpuctl.spec.inventory import Node
 from gpuctl.transport import Transport, mapping, run
-from gpuctl.transport.ssh import as_command
+from gpuctl.transport.ssh import SshProcess, as_command
 from gpuctl.transport.trust import host_keys, trust
 from tests.parts.sshd import Sshd, free_port, generate_key, known_hosts_line, running_sshd
-from tests.transport.test_contract import HOSTILE, SHOW_ARGV, on, opened
+from tests.transport.test_contract import HOSTILE, SHOW_ARGV, ended, on, opened
 from tests.waiting import wait_until
 
 
@@ -245,6 +246,24 @@ def test_a_cut_connection_is_lost_not_failed_and_the_next_call_connects_again(ow
         assert (await run(transport, ["echo", "again"], deadline_s=20)).stdout == b"again\n"
 
     on(own_sshd.node(), story)
+
+
+def test_a_pid_that_is_anothers_by_now_is_left_alone(sshd: Sshd) -> None:
+    """This machine slept, the process ended meanwhile, and its number was given to the next one."""
+
+    async def story(transport: Transport) -> None:
+        process = await transport.start(["sh", "-c", "echo $$; exec sleep 1000"])
+        assert isinstance(process, SshProcess)
+        pid = int(await process.read())
+        await process._learn_pid()
+        there = find(pid)
+        assert there is not None and process._begun == str(there.id.start)
+        process._begun = str(there.id.start - 1)
+        await process.kill()
+        assert not ended(pid)
+        os.kill(pid, 9)
+
+    on(sshd.node(), story)
 
 
 def test_a_connection_that_silently_died_is_found_dead_and_replaced(own_sshd: Sshd) -> None:
