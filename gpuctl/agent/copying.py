@@ -31,7 +31,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Copied:
-    files: int
+    files: int  # folders are none
+    file_bytes: int  # what is in them
     sent_bytes: int  # of the tar stream
     skipped: list[str]  # sockets, devices and the like
 
@@ -48,7 +49,8 @@ async def copy(source: Place, target: Place, *, told: Callable[[int], None] = la
     sent, taken = passing.result(), taking.result()
     if sent.get("sha256") != taken.get("sha256"):
         raise GpuctlError(f"{target.agent.transport.where}: what arrived is not what was sent", "Copy it again.")
-    return Copied(int(taken.get("files", 0)), int(sent.get("bytes", 0)), [str(path) for path in sent["skipped"]])
+    skipped = [str(path) for path in sent["skipped"]]
+    return Copied(int(taken.get("files", 0)), int(sent.get("file_bytes", 0)), int(sent.get("bytes", 0)), skipped)
 
 
 async def _pass_on(packing: Conversation, unpacking: Conversation, told: Callable[[int], None]) -> dict[str, Any]:

@@ -64,6 +64,8 @@ async def _place(fleet: Fleet, store: Store, word: str) -> Place:
     if name in fleet.inventory.nodes:
         return Place(fleet.agent(fleet.inventory.node(name)), path or "~/")
     found = await find(fleet, store, name)
+    if found.run != name:  # a prefix or a job's name chose it: also a slip of the finger can
+        output.note(f"{name}: is run {found.run} on {found.node.name}; a file of that name here would be ./{word}")
     return Place(fleet.agent(found.node), path or "./", found.run)
 
 
@@ -81,6 +83,6 @@ def _here() -> Node:
 
 def _tell(source: str, copied: Copied) -> None:
     files = f"{copied.files} files" if copied.files != 1 else "1 file"
-    output.note(f"{source}: {files}, {sentences.size(copied.sent_bytes)}, verified")
+    output.note(f"{source}: {files}, {sentences.size(copied.file_bytes)}, verified")
     for path in copied.skipped:
         output.warn(f"{path} is neither a file nor a folder and was left out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ from gpuctl.errors import GpuctlError
 
 INTERRUPTED = 130
 _PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what only a write to stdout leaves to us to say
 
 
 class Interrupted(Exception):
@@ -35,9 +37,10 @@ def reported(command: Callable[[], int | None]) -> int:
     except click.ClickException as wrong:
         return _usage(wrong)
     except BrokenPipeError:
-        # Whoever read us (`| head`) has what it wanted; the interpreter's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()  # whoever read us (`| head`) has what it wanted
         return _PIPE_CLOSED
+    except OSError as error:
+        return _unwritable(error) if error.errno in _UNWRITABLE and error.filename is None else _bug(error)
     except GpuctlError as failure:
         output.error(failure.what, failure.hint)
         return failure.exit_code
@@ -47,6 +50,17 @@ def reported(command: Callable[[], int | None]) -> int:
     except Exception as bug:  # noqa: BLE001 - the last resort: whatever it is, a person gets a message
         return _bug(bug)
     return code
+
+
+def _unwritable(error: OSError) -> int:
+    _give_up_stdout()
+    output.error(f"can't write the output: {error.strerror}", "look at the disk that it goes to")
+    return 1
+
+
+def _give_up_stdout() -> None:
+    """The interpreter's own flush at exit must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(wrong: click.ClickException) -> int:

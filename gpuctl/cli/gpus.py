@@ -38,12 +38,12 @@ async def _once(words: tuple[str, ...], as_json: bool) -> int:
         with output.doing("asking the nodes"):
             answers = await fleet.ask(chosen, lambda agent: agent.gpus(), deadline_s=_DEADLINE_S)
     given = [(answer.node, answer.value) for answer in answers if answer.value is not None]
+    errors = [answer.error for answer in answers if answer.error is not None]
+    blind = [_blind(node, gpus) for node, gpus in given if gpus.error]
     if as_json:
         output.document([row for node, gpus in given for row in _facts(node, gpus)])
     else:
-        _show(given)
-    errors = [answer.error for answer in answers if answer.error is not None]
-    blind = [_blind(node, gpus) for node, gpus in given if gpus.error]
+        _show(given, all_known=not errors and not blind)
     if not words:
         for error in blind:  # a machine without GPUs may well stand in the inventory; asked for by name, it is an error
             output.note(error.what)
@@ -63,6 +63,7 @@ async def _follow(words: tuple[str, ...], as_json: bool) -> int:
 
 
 async def _readings(fleet: Fleet, node: Node, as_json: bool) -> GpuctlError | None:
+    told_of = None
     try:
         async with aclosing(fleet.agent(node).follow_gpus()) as readings:
             async for gpus in readings:
@@ -70,15 +71,19 @@ async def _readings(fleet: Fleet, node: Node, as_json: bool) -> GpuctlError | No
                     for row in _facts(node, gpus):
                         output.json_line(row)
                 else:
-                    _show([(node, gpus)])
+                    _show([(node, gpus)], all_known=not gpus.error)
+                if gpus.error and gpus.error != told_of:
+                    output.note(f"{node.name}: {gpus.error}")
+                told_of = gpus.error
     except GpuctlError as error:
         return error
     return None
 
 
-def _show(given: list[tuple[Node, Gpus]]) -> None:
+def _show(given: list[tuple[Node, Gpus]], *, all_known: bool) -> None:
+    """`all_known`: every node could say what it has. Where one could not, no row does not mean that there is no GPU."""
     rows = [_cells(node, row) for node, gpus in given for row in gpus.devices]
-    output.table(output.Table(_COLUMNS, rows, empty="no GPUs"))
+    output.table(output.Table(_COLUMNS, rows, empty="no GPUs" if all_known else ""))
 
 
 def _facts(node: Node, gpus: Gpus) -> list[dict[str, Any]]:

@@ -34,7 +34,11 @@ class Table:
 
 
 def prepare() -> None:
-    """A name that the terminal's encoding lacks is shown with a mark in its place, never a traceback."""
+    """A name that the terminal's encoding lacks is shown with a mark in its place, never a traceback. Where stdout or
+    stderr was closed by whoever started us, what we say goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for as long as we live
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

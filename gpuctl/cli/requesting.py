@@ -8,19 +8,29 @@ from gpuctl.cli import output
 from gpuctl.cli.failures import Interrupted
 from gpuctl.errors import UsageError
 from gpuctl.fleet.fleet import Fleet
-from gpuctl.fleet.runs import Found, find_all, list_runs
+from gpuctl.fleet.runs import Found, Listing, find_all, list_runs
 from gpuctl.fleet.who import whoami
 from gpuctl.store import Store
 
+_MOST_NAMED = 10
 
-async def named(fleet: Fleet, store: Store, words: Sequence[str]) -> list[Found]:
-    """The runs meant, each with a fresh row. No word: the live ones are listed, and none is taken."""
+
+async def named(fleet: Fleet, store: Store, words: Sequence[str], *, ended: bool = False) -> list[Found]:
+    """The runs meant, each with a fresh row. No word: none is taken; the live ones are listed, or those that have
+    `ended`, and the nodes that can't say what they have."""
     if words:
         return await find_all(fleet, store, words, sure=True)
-    listing = await list_runs(fleet, list(fleet.inventory.nodes.values()), store, ended=False)
-    live = [one for one in listing.found if one.live]
-    told = ", ".join(f"{one.run} ({one.row.state} on {one.node.name})" for one in live if one.row)
-    raise UsageError(f"which run? {f'live ones: {told}' if live else 'none is live'}", "name it by its id")
+    listing = await list_runs(fleet, list(fleet.inventory.nodes.values()), store, ended=ended)
+    raise UsageError(_which(listing, ended=ended), "name it by its id: gpuctl ps -a lists them all")
+
+
+def _which(listing: Listing, *, ended: bool) -> str:
+    kind = "ended" if ended else "live"
+    ones = [one for one in listing.found if one.live != ended]
+    shown = [f"{one.run} ({one.row.state} on {one.node.name})" for one in reversed(ones) if one.row]
+    more = f", and {len(shown) - _MOST_NAMED} older" if len(shown) > _MOST_NAMED else ""
+    there = f"{kind} ones: {', '.join(shown[:_MOST_NAMED])}{more}" if shown else f"there is no {kind} one"
+    return f"which run? {there}" + "".join(f"; not known: {error.what}" for error in listing.errors)
 
 
 def confirm(found: Sequence[Found], verb: str, *, yes: bool) -> None:

@@ -124,9 +124,14 @@ def _names(found: Iterable[Found]) -> str:
 
 def absent(word: str, listing: Listing) -> GpuctlError:
     """That there is no such run; or, where a node said nothing, that it can't be known."""
-    for error in listing.errors:
-        if isinstance(error, Unreachable):
-            return type(error)(f"no run {word!r} on the nodes that answered; {error.what}", error.hint)
     known = [one.run for one in listing.found] + [one.row.job for one in listing.found if one.row]
     near = difflib.get_close_matches(word, known, n=1)
-    return NotFound(f"no run {word!r}", f"did you mean {near[0]}?" if near else "gpuctl ps -a lists them all")
+    meant = f"did you mean {near[0]}?" if near else ""
+    if not listing.errors:
+        return NotFound(f"no run {word!r}", meant or "gpuctl ps -a lists them all")
+    error = listing.errors[0]
+    kind = type(error) if isinstance(error, Unreachable) else Unreachable
+    return kind(
+        f"no run {word!r} on the nodes that answered; it may be on one that did not: {error.what}",
+        " ".join(part for part in (meant, error.hint) if part),
+    )

@@ -2,7 +2,8 @@
 
 Both ends hash what passes; a copy takes its place only once the hashes agree, so a cut connection leaves no half file.
 
-    pack:    stdout has `{"chunk": N}` lines, each with N bytes, then `{"sha256", "bytes", "files", "skipped"}`
+    pack:    stdout has `{"chunk": N}` lines, each with N bytes, then `{"sha256", "bytes", "files", "file_bytes",
+             "skipped"}`: `bytes` of the stream, `file_bytes` in the files; folders are none
     unpack:  stdin has the same after the request, empty lines (signs of life) between; the answer is that last line
 """
 
@@ -35,17 +36,20 @@ def pack(node: NodeSpec, request: Mapping[str, Any], link: Link) -> None:
     path = _located(node, request)
     if not os.path.lexists(path):
         raise Refusal(NO_SUCH_RUN, f"{path} does not exist on {node.name}", "")
+    if not _portable(os.lstat(path).st_mode):
+        raise Refusal(BAD_USAGE, f"{path} is neither a file nor a folder", "a pipe, socket or device can't be copied")
     sender = _Sender(link)
-    files, skipped = 0, []  # type: int, List[str]
+    files, file_bytes, skipped = 0, 0, []  # type: int, int, List[str]
     with tarfile.open(fileobj=sender, mode="w|", bufsize=BLOCK, format=tarfile.PAX_FORMAT) as tar:
         for each in _below(path):
             name = os.path.join(os.path.basename(path), os.path.relpath(each, path))
-            if _portable(os.lstat(each).st_mode):
-                _add(tar, each, os.path.normpath(name))
-                files += 1
+            mode = os.lstat(each).st_mode
+            if _portable(mode):
+                file_bytes += _add(tar, each, os.path.normpath(name))
+                files += not stat.S_ISDIR(mode)
             else:
                 skipped.append(each)
-    link.send({**sender.total(), "files": files, "skipped": skipped})
+    link.send({**sender.total(), "files": files, "file_bytes": file_bytes, "skipped": skipped})
 
 
 def unpack(node: NodeSpec, request: Mapping[str, Any], link: Link, stream: Optional[BinaryIO] = None) -> None:
@@ -54,7 +58,11 @@ def unpack(node: NodeSpec, request: Mapping[str, Any], link: Link, stream: Optio
     path = _located(node, request)
     into = os.path.isdir(path)
     if asked.endswith("/") and not into:
-        raise Refusal(BAD_USAGE, f"{path} is no folder on {node.name}", "make it, or leave out the slash")
+        raise Refusal(
+            BAD_USAGE,
+            f"{path} is no folder on {node.name}",
+            "make it first (one file alone may get a new name: its target has no slash at the end)",
+        )
     parent = path if into else os.path.dirname(path)
     if not os.path.isdir(parent):
         raise Refusal(BAD_USAGE, f"{parent} does not exist on {node.name}", "make it first")
@@ -203,23 +211,26 @@ def _portable(mode: int) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
 
 
-def _add(tar: tarfile.TarFile, path: str, name: str) -> None:
+def _add(tar: tarfile.TarFile, path: str, name: str) -> int:
+    """Answers how many bytes of content it has."""
     try:
         entry = tar.gettarinfo(path, name)
         if entry.islnk():  # a second name of a file that was sent already: a file of its own in the copy
             entry.type, entry.size = tarfile.REGTYPE, os.stat(path).st_size
         if not entry.isreg():
             tar.addfile(entry)
-            return
+            return 0
         with open(path, "rb") as file:
             tar.addfile(entry, file)
+        return entry.size
     except OSError as error:
         why = error.strerror or "it became shorter while it was read"
         raise Refusal(FAILED, f"can't copy {path}: {why}", "copy it once nobody writes to it") from None
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, aside: str) -> int:
-    """One member, if it stays inside `aside`: an archive may name any path and lead through any link. Answers 1."""
+    """One member, if it stays inside `aside`: an archive may name any path and lead through any link. Answers how many
+    files it is: a folder is none."""
     path = os.path.normpath(os.path.join(aside, member.name))
     parent = os.path.dirname(path)
     inside = (
@@ -231,7 +242,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, aside: str) -> int:
     if member.isdir():
         os.makedirs(path, exist_ok=True)
         os.chmod(path, member.mode & 0o777 | 0o700)
-        return 1
+        return 0
     if member.issym():
         os.symlink(member.linkname, path)
         return 1

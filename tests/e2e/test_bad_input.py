@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.site import Site
+from tests.parts.command import ARGV
 from tests.parts.sshd import Sshd, generate_key
 from tests.parts.words import HOSTILE_WORDS
 
@@ -99,6 +101,12 @@ def test_an_unreachable_node_is_exit_4_after_the_others_rows(far: Site, refusing
         assert done.json(), words
         assert "dead" in done.err
     assert far("tail", run).out == "", "a run whose node is known needs no other"
+    for words in (["kill"], ["relaunch"], ["rm"]):
+        assert "not known: dead" in far(*words, code=2).err, "neither guessed nor kept silent about"
+    assert f"ended ones: {run}" in far("rm", code=2).err
+    mistyped = far("tail", f"{run[:-1]}-", code=4).err
+    assert f"did you mean {run}?" in mistyped and "may be on one that did not: dead" in mistyped
+    assert "no GPUs" not in far("gpus", "dead", code=4).err, "what can't be read is not known to be none"
     for words in (["launch", "--on", "dead", "--", "true"], ["clean", "dead"], ["cp", "dead:/x", "y"]):
         assert "dead" in far(*words, code=4).err
     assert "FAIL" in far("doctor", "dead", code=4).out
@@ -176,3 +184,29 @@ def test_hostile_values_arrive_as_they_are(site: Site) -> None:
         given = answer["params"][name]
         assert value == word or not isinstance(given, str), (name, word, value)
     assert not (site.work / "gotcha").exists()
+
+
+FULL = [
+    "nodes", "gpus", "schema job", "--help", "ps --json", "ps {run}", "tail {run}", "tail {run} --json", "events {run}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FULL)
+def test_output_that_can_not_be_written_is_said_plainly(words: str, site: Site) -> None:
+    run = site.run_of("seq 1 3000") if "{run}" in words else ""
+    if run:
+        site.await_end(run)
+    script = f'"$@" {words.format(run=run)} >/dev/full'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *ARGV], check=False, capture_output=True, text=True, env=site.environment()
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2].startswith("gpuctl: can't write the output: No space left"), done.stderr
+
+
+def test_a_closed_stdout_is_no_trouble(site: Site) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" ps --json >&-', "sh", *ARGV], check=False, capture_output=True, text=True,
+        env=site.environment(),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

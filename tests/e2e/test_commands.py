@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -200,6 +201,15 @@ def test_cp(site: Site) -> None:
     assert (site.folder / "theirs").read_bytes() == bytes(range(256))
     assert site("cp", "sim:/no/such/file", str(site.folder / "x"), code=None).code in (1, 2, 3)
     site("cp", "a", "b", code=2)
+    (site.folder / "empty").write_bytes(b"")
+    assert "1 file, 0 bytes" in site("cp", str(site.folder / "empty"), f"sim:{site.folder}/none").err
+    os.mkfifo(site.folder / "pipe")
+    assert "neither a file nor a folder" in site("cp", str(site.folder / "pipe"), f"sim:{site.folder}/x", code=2).err
+    two = [str(site.folder / "mine"), str(site.folder / "empty")]
+    assert "make it first" in site("cp", *two, f"sim:{site.folder}/new", code=2).err
+    by_prefix = site("cp", f"{run[:-2]}:out/file", str(site.folder / "again"))
+    assert f"{run[:-2]}: is run {run} on sim" in by_prefix.err
+    assert "is run" not in site("cp", f"{run}:out/file", str(site.folder / "again")).err
 
 
 def test_the_rest_prints_documents(site: Site) -> None:

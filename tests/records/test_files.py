@@ -121,7 +121,22 @@ def test_what_is_no_file_is_skipped_and_said(node: NodeSpec, tmp_path: Path) -> 
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder/pipe")
     _, total = packed(node, path=str(tmp_path / "folder"))
-    assert (total["files"], total["skipped"]) == (1, [str(tmp_path / "folder/pipe")])
+    assert (total["files"], total["skipped"]) == (0, [str(tmp_path / "folder/pipe")])
+    with pytest.raises(Refusal, match="neither a file nor a folder") as refusal:
+        packed(node, path=str(tmp_path / "folder/pipe"))
+    assert refusal.value.code == 2
+
+
+def test_sizes_and_numbers_are_of_the_files_alone(node: NodeSpec, tmp_path: Path) -> None:
+    (tmp_path / "folder/sub").mkdir(parents=True)
+    (tmp_path / "folder/none").write_bytes(b"")
+    (tmp_path / "folder/sub/some").write_bytes(b"x" * 1234)
+    (tmp_path / "folder/link").symlink_to("none")
+    data, total = packed(node, path=str(tmp_path / "folder"))
+    assert (total["files"], total["file_bytes"], total["bytes"]) == (3, 1234, len(data))
+    (tmp_path / "there").mkdir()
+    assert unpacked(node, framed(data), tmp_path / "there")["files"] == 3
+    assert packed(node, path=str(tmp_path / "folder/none"))[1]["file_bytes"] == 0
 
 
 def test_places_that_do_not_exist(node: NodeSpec, tmp_path: Path) -> None:
