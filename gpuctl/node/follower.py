@@ -8,18 +8,19 @@ attempt (`standing`) are read from where they ended then: what an earlier attemp
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import stat
 import time
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+from gpuctl.node.globs import matches
 from gpuctl.wire.word import Word
 
 PIECE = 1 << 18  # of one file in one `read`: a log of gigabytes is read in portions
 MOST_FILES = 200
-SCAN_EVERY_S = 1.0
+SCAN_EVERY_S = (1.0, 30.0)  # where looking takes long, at most a hundredth of the time
+SCAN_SHARE = 0.01
 TAIL = 64
 
 FileId = Tuple[int, int]  # device and inode
@@ -61,7 +62,7 @@ class Follower:
         self._files: Dict[str, _File] = {}
         self._globs: Dict[Tuple[str, Tuple[str, ...]], Mapping[str, Mark]] = {}
         self._left: Dict[FileId, Mark] = {}  # files that were renamed away, in case their new name is followed too
-        self._scanned = float("-inf")
+        self._scan_at = float("-inf")
         self.overlooked = 0  # files beyond MOST_FILES, not followed
 
     @property
@@ -78,7 +79,7 @@ class Follower:
         """Follow all files below `folder` that match, also later ones. Their source is the path below it."""
         if (folder, tuple(patterns)) not in self._globs:
             self._globs[folder, tuple(patterns)] = standing or {}
-            self._scanned = float("-inf")
+            self._scan_at = float("-inf")
 
     def read(self, *, scan: bool = False) -> List[Union[Chunk, Truncated]]:
         """What was written since. Call again until it answers nothing, then wait for a change.
@@ -86,7 +87,7 @@ class Follower:
         New files are looked for now and then; with `scan` now: for a last read, after the writer's end.
         """
         if scan:
-            self._scanned = float("-inf")
+            self._scan_at = float("-inf")
         self._scan()
         found: List[Union[Chunk, Truncated]] = []
         for file in list(self._files.values()):
@@ -117,9 +118,9 @@ class Follower:
             file.close()
 
     def _scan(self) -> None:
-        if not self._globs or time.monotonic() < self._scanned + SCAN_EVERY_S:
+        began = time.monotonic()
+        if not self._globs or began < self._scan_at:
             return
-        self._scanned = time.monotonic()
         self.overlooked = 0
         for (folder, patterns), standing in self._globs.items():
             for path in matches(folder, patterns):
@@ -129,6 +130,8 @@ class Follower:
                     self.add(path, os.path.relpath(path, folder), standing.get(path))
                 else:
                     self.overlooked += 1
+        soonest, latest = SCAN_EVERY_S
+        self._scan_at = began + min(latest, max(soonest, (time.monotonic() - began) / SCAN_SHARE))
 
     def _read(self, file: _File) -> Iterator[Union[Chunk, Truncated]]:
         if file.fd is None and not self._open(file):
@@ -213,17 +216,6 @@ class _File:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
-
-
-def matches(folder: str, patterns: Sequence[str]) -> List[str]:
-    """The regular files below `folder` that match, each once, in the order of their names."""
-    found = {
-        path
-        for pattern in patterns
-        for path in glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True)
-        if os.path.isfile(path)
-    }
-    return sorted(found)
 
 
 def standing(folder: str, patterns: Sequence[str]) -> Dict[str, Mark]:

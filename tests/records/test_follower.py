@@ -20,7 +20,7 @@ def text(follower: Follower) -> dict[str, bytes]:
 
 def rescan(follower: Follower) -> None:
     """Globs are looked through once a second: here at once."""
-    follower._scanned = float("-inf")
+    follower._scan_at = float("-inf")
 
 
 @pytest.fixture
