@@ -103,9 +103,7 @@ def test_a_spinning_collective_is_a_stall() -> None:
 
 
 def test_what_the_log_says_of_its_cause_is_quoted() -> None:
-    said = (
-        "[rank0]:[E1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE) ran 30 s"
-    )
+    said = "[rank0]:[E1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE) ran 30 s"
     (incident,) = at_work().say(said).go(120, CONTEXT).incidents
     assert incident.cls == "stalled"
     assert incident.evidence[-1].cls == "nccl_timeout"
