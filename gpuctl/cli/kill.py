@@ -13,7 +13,7 @@ import click
 from gpuctl.cli import options, output, sentences
 from gpuctl.cli.failures import Interrupted
 from gpuctl.cli.following import lost
-from gpuctl.cli.requesting import confirm, named
+from gpuctl.cli.requesting import confirm, heard, named
 from gpuctl.errors import GpuctlError
 from gpuctl.fleet.fleet import Fleet
 from gpuctl.fleet.follow import follow_request
@@ -112,9 +112,11 @@ async def _end(fleet: Fleet, found: Found, grace_s: float | None) -> Ending:
         return ending
     request = Request(id=uuid.uuid4().hex, kind="kill", by=whoami(), grace_s=grace_s)
     try:
-        async with aclosing(follow_request(fleet.agent(found.node), found.run, request, lost=lost)) as events:
-            async for event in events:
-                ending.hear(event)
+        with heard(found.run) as answered:
+            async with aclosing(follow_request(fleet.agent(found.node), found.run, request, lost=lost)) as events:
+                async for event in events:
+                    answered()
+                    ending.hear(event)
     except GpuctlError as error:
         ending.error = error
     return ending

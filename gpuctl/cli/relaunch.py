@@ -14,7 +14,7 @@ from gpuctl.cli import completion, options, output, sentences
 from gpuctl.cli.failures import Interrupted
 from gpuctl.cli.following import lost
 from gpuctl.cli.launch import job_file
-from gpuctl.cli.requesting import confirm, named
+from gpuctl.cli.requesting import confirm, heard, named
 from gpuctl.errors import GpuctlError, NodeUnfit
 from gpuctl.fleet.fleet import Fleet
 from gpuctl.fleet.follow import follow_request
@@ -74,12 +74,15 @@ async def _outcome(fleet: Fleet, found: Found, request: Request, secrets: dict[s
     """The event that settled it: the attempt's start, or the run's end where it could not start."""
     agent = fleet.agent(found.node)
     settled = None
-    async with aclosing(follow_request(agent, found.run, request, secrets=secrets, lost=lost)) as events:
-        async for event in events:
-            if event["type"] in ("attempt_started", "run_finished"):
-                settled = event
-            elif event["type"] in ("waiting", "spared"):
-                output.note(f"{found.run}: {sentences.sentence(event)}")
+    following = follow_request(agent, found.run, request, secrets=secrets, lost=lost)
+    with heard(found.run) as answered:
+        async with aclosing(following) as events:
+            async for event in events:
+                answered()
+                if event["type"] in ("attempt_started", "run_finished"):
+                    settled = event
+                elif event["type"] in ("waiting", "spared"):
+                    output.note(f"{found.run}: {sentences.sentence(event)}")
     if settled is None:
         raise NodeUnfit(
             f"{found.run}: its node did not say what became of the relaunch", f"see: gpuctl events {found.run}"

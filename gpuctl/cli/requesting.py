@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from gpuctl.cli import output
 from gpuctl.cli.failures import Interrupted
@@ -13,6 +15,7 @@ from gpuctl.fleet.who import whoami
 from gpuctl.store import Store
 
 _MOST_NAMED = 10
+_SILENCE_S = 5.0
 
 
 async def named(fleet: Fleet, store: Store, words: Sequence[str], *, ended: bool = False) -> list[Found]:
@@ -31,6 +34,18 @@ def _which(listing: Listing, *, ended: bool) -> str:
     more = f", and {len(shown) - _MOST_NAMED} older" if len(shown) > _MOST_NAMED else ""
     there = f"{kind} ones: {', '.join(shown[:_MOST_NAMED])}{more}" if shown else f"there is no {kind} one"
     return f"which run? {there}" + "".join(f"; not known: {error.what}" for error in listing.errors)
+
+
+@contextmanager
+def heard(run: str) -> Iterator[Callable[[], None]]:
+    """Says so once where a request is not answered for some seconds; the block calls what it is given at each word."""
+    late = asyncio.get_running_loop().call_later(
+        _SILENCE_S, output.note, f"{run}: its supervisor has not answered yet; waiting"
+    )
+    try:
+        yield late.cancel
+    finally:
+        late.cancel()
 
 
 def confirm(found: Sequence[Found], verb: str, *, yes: bool) -> None:

@@ -13,12 +13,15 @@ from gpuctl.node.folders import RunFolder, write_json
 from gpuctl.node.journal import Reader
 from gpuctl.node.keeper import start_supervisor
 from gpuctl.node.link import Link
+from gpuctl.node.processes import scan
 from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
 from gpuctl.node.waiter import Waiter
 from gpuctl.wire.life import Life
 from gpuctl.wire.requests import Request
 
 ANSWER_DEADLINE_S = 30.0
+STOPPED_S = 2.0
+"""After so long without an answer it is looked whether there can be one."""
 LOOK_S = 0.5
 KINDS = ("kill", "relaunch")
 
@@ -56,8 +59,9 @@ class Inbox:
             return
 
 
-def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]]) -> Dict[str, Any]:
-    """The caller's side: leaves the request, sees that a supervisor lives, and answers the event that answers it."""
+def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]], link: Link) -> Dict[str, Any]:
+    """The caller's side: leaves the request, sees that a supervisor lives, and answers the event that answers it.
+    Raises Refusal where that says no, or says nothing."""
     if request.kind not in KINDS:
         raise Refusal(BAD_USAGE, f"no such request: {request.kind}", f"there are {', '.join(KINDS)}")
     reader = Reader(run.journal)
@@ -66,7 +70,7 @@ def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]]) -> 
     _leave(run, request)
     waiter = Waiter()
     waiter.watch(run.journal)
-    deadline = time.monotonic() + ANSWER_DEADLINE_S
+    asked = time.monotonic()
     try:
         while True:
             for event in reader.read():
@@ -76,9 +80,8 @@ def ask(run: RunFolder, request: Request, secrets: Optional[Dict[str, str]]) -> 
                     return event
             if not run.supervised():
                 start_supervisor(run.path, secrets)
-            if time.monotonic() > deadline:
-                raise _silent(run)
-            waiter.wait(LOOK_S)
+            _expect_answer(run, time.monotonic() - asked)
+            link.wait(waiter, LOOK_S)
     finally:
         waiter.close()
 
@@ -119,11 +122,37 @@ def carried_out(run: RunFolder, request: Request, after: int, link: Link) -> Ite
         waiter.close()
 
 
-def _silent(run: RunFolder) -> Refusal:
-    return Refusal(
+def _expect_answer(run: RunFolder, waited_s: float) -> None:
+    """Raises Refusal where no answer can come, as far as one can see, or none came for long."""
+    if waited_s < STOPPED_S:
+        return
+    found = next((process for process in scan() if process.argv[-2:] == ("supervise", run.path)), None)
+    stays = "the request stays there, and will be carried out"
+    if found is not None and found.state in "Tt":
+        raise Refusal(
+            UNFIT,
+            f"the supervisor of {run.run} (pid {found.id.pid}) is stopped (SIGSTOP, a debugger): it answers nobody",
+            f"let it go on: `kill -CONT {found.id.pid}` there; {stays}",
+        )
+    if waited_s < ANSWER_DEADLINE_S:
+        return
+    silent = f"did not answer within {ANSWER_DEADLINE_S:.0f} s"
+    if found is None:
+        raise Refusal(
+            UNFIT,
+            f"the supervisor of {run.run} {silent}",
+            f"look at {run.path}/supervisor.err and at the machine's disk; {stays}",
+        )
+    if found.state == "D":
+        raise Refusal(
+            UNFIT,
+            f"the supervisor of {run.run} (pid {found.id.pid}) {silent}: it waits for a disk or a driver",
+            f"look at that machine's disks and at `dmesg`; {stays} once it goes on",
+        )
+    raise Refusal(
         UNFIT,
-        f"the supervisor of {run.run} did not answer within {ANSWER_DEADLINE_S:.0f} s; the request stays and counts",
-        f"look at {run.path}/supervisor.err and at the machine's disk",
+        f"the supervisor of {run.run} (pid {found.id.pid}) {silent}",
+        f"`kill -9 {found.id.pid}` there ends it and not the job: the next gpuctl starts another; {stays} by that",
     )
 
 

@@ -153,7 +153,7 @@ def _request(node: NodeSpec, request: Request, link: Link) -> None:
 
     folder = StateFolder(node).existing(request["run"])
     asked = Asked.from_json(request["request"])
-    answer = ask(folder, asked, request.get("secrets"))
+    answer = ask(folder, asked, request.get("secrets"), link)
     link.send(answer)
     if request.get("wait"):
         for event in carried_out(folder, asked, answer["seq"], link):
