@@ -7,6 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import StrictInt, TypeAdapter, ValidationError
+
 from gpuctl.agent.calling import Caller
 from gpuctl.agent.framing import Chunk
 from gpuctl.errors import GpuctlError, NodeUnfit
@@ -17,6 +19,7 @@ from gpuctl.wire.runspec import RunSpec
 from gpuctl.wire.word import Word
 
 W = TypeVar("W", bound=Word)
+T = TypeVar("T")
 
 READING_S = 150.0  # the first reading of the GPUs alone may take 60 s, until a driver is said to hang
 CLEAN_S = 300.0  # it waits for processes to end, and for memory to be given back
@@ -53,7 +56,7 @@ class Agent(Caller):
     async def start(self, spec: RunSpec, *, secrets: Mapping[str, str], force: bool = False) -> Started:
         """The run's first record is on the node's disk when this returns. The same id again is the same run."""
         answer = await self.call("start", deadline_s=READING_S, spec=spec.to_json(), secrets=dict(secrets), force=force)
-        return Started(self._word(RunRow, answer.get("run")), [str(text) for text in answer.get("warnings") or []])
+        return Started(self._word(RunRow, answer.get("run")), self._checked(list[str], answer.get("warnings") or []))
 
     async def ps(self, *, all: bool = False, runs: Sequence[str] | None = None) -> list[RunRow]:
         answer = await self.call("ps", all=all, runs=None if runs is None else list(runs))
@@ -61,7 +64,7 @@ class Agent(Caller):
 
     def events(self, run: str, *, after: int = 0, follow: bool = False) -> AsyncGenerator[dict[str, Any]]:
         """The journal's events with a `seq` above `after`; with `follow` until the run has ended."""
-        return self._objects("events", run=run, after=after, follow=follow)
+        return self._journal("events", run=run, after=after, follow=follow)
 
     async def log(
         self,
@@ -98,7 +101,7 @@ class Agent(Caller):
     ) -> AsyncGenerator[dict[str, Any]]:
         """The event that answers it; with `wait` the journal's events until what was asked for has been done."""
         arguments = {"request": request.to_json(), "secrets": secrets and dict(secrets), "wait": wait}
-        return self._objects("request", run=run, **arguments)
+        return self._journal("request", run=run, **arguments)
 
     async def gpus(self) -> Gpus:
         return self._gpus(await self.call("gpus", deadline_s=READING_S))
@@ -123,10 +126,8 @@ class Agent(Caller):
 
     async def probe(self) -> dict[str, Any]:
         """Facts about the node, for `doctor`: only read, nothing is changed."""
-        facts = (await self.call("probe", deadline_s=READING_S)).get("facts")
-        if not isinstance(facts, dict):
-            raise self._unexpected("facts")
-        return facts
+        answer = await self.call("probe", deadline_s=READING_S)
+        return self._checked(dict[str, Any], answer.get("facts"))
 
     async def remove(
         self,
@@ -140,7 +141,8 @@ class Agent(Caller):
         """Ended runs' folders: `{"removed": […], "kept": […]}`."""
         wanted = None if runs is None else list(runs)
         arguments = {"runs": wanted, "older_than_s": older_than_s, "keep": keep}
-        return await self.call("remove", deadline_s=REMOVE_S, **arguments, archives=archives, dry_run=dry_run)
+        answer = await self.call("remove", deadline_s=REMOVE_S, **arguments, archives=archives, dry_run=dry_run)
+        return vars(self._checked(_Removed, answer))
 
     async def ledger(self, *, job: str | None = None) -> Ledger:
         answer = await self.call("ledger", job=job)
@@ -150,10 +152,11 @@ class Agent(Caller):
         self, *, run: str | None = None, folder: str | None = None, changes: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """A recorded run through today's rules: `{"run", "job", "attempts", "missing"}`."""
-        return await self.call("replay", deadline_s=REPLAY_S, run=run, folder=folder, changes=dict(changes or {}))
+        answer = await self.call("replay", deadline_s=REPLAY_S, run=run, folder=folder, changes=dict(changes or {}))
+        return vars(self._checked(_Replayed, answer))
 
     def _gpus(self, answer: dict[str, Any]) -> Gpus:
-        return Gpus(self._words(DeviceRow, answer.get("devices")), answer.get("driver"), answer.get("error"))
+        return self._checked(Gpus, answer)
 
     async def _objects(self, verb: str, **arguments: Any) -> AsyncGenerator[dict[str, Any]]:
         async with aclosing(self.stream(verb, **arguments)) as answers:
@@ -162,21 +165,63 @@ class Agent(Caller):
                     raise self._unexpected("bytes")
                 yield answer
 
+    async def _journal(self, verb: str, **arguments: Any) -> AsyncGenerator[dict[str, Any]]:
+        async with aclosing(self._objects(verb, **arguments)) as events:
+            async for event in events:
+                self._checked(_Event, event)
+                yield event
+
     def _words(self, kind: type[W], data: object) -> list[W]:
-        if not isinstance(data, list):
-            raise self._unexpected(kind.__name__)
-        return [self._word(kind, each) for each in data]
+        return self._checked(list[kind], data)  # type: ignore[valid-type]
 
     def _word(self, kind: type[W], data: object) -> W:
+        return self._checked(kind, data)
+
+    def _checked(self, kind: type[T], data: object) -> T:
+        """Of that kind, whatever the node has sent; keys that this version does not know are left out of words."""
         try:
-            if not isinstance(data, dict):
-                raise TypeError
-            return kind.from_json(data)
-        except (TypeError, KeyError, AttributeError):
-            raise self._unexpected(kind.__name__) from None
+            return _reader(kind).validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise self._unexpected(f"{where}: {first['msg']}" if where else str(first["msg"])) from None
 
     def _unexpected(self, what: str) -> GpuctlError:
         return NodeUnfit(
             f"{self.transport.where}: the agent's answer is not what its verb promises ({what})",
             "A fault of gpuctl; `gpuctl doctor` tells more.",
         )
+
+
+@dataclass
+class _Event:
+    """What every event of a journal has; the rest is its type's own."""
+
+    seq: StrictInt
+    type: str
+    time: str | None = None
+    attempt: StrictInt | None = None
+
+
+@dataclass
+class _Removed:
+    removed: list[dict[str, Any]]
+    kept: list[dict[str, Any]]
+
+
+@dataclass
+class _Replayed:
+    run: str
+    job: str
+    attempts: list[dict[str, Any]]
+    missing: list[str]
+
+
+_READERS: dict[object, TypeAdapter[Any]] = {}
+
+
+def _reader(kind: type[T]) -> TypeAdapter[T]:
+    """Made once: that takes as long as reading many answers."""
+    if kind not in _READERS:
+        _READERS[kind] = TypeAdapter(kind)
+    return _READERS[kind]

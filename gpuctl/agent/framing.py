@@ -29,12 +29,13 @@ class Chunk:
     @property
     def offset(self) -> int:
         """In the file, of the first byte."""
-        return int(self.about.get("offset", 0))
+        offset: int = self.about.get("offset") or 0
+        return offset
 
     @property
     def attempt(self) -> int | None:
-        value = self.about.get("attempt")
-        return None if value is None else int(value)
+        attempt: int | None = self.about.get("attempt")
+        return attempt
 
 
 class Framing:
@@ -65,7 +66,7 @@ class Framing:
         if "chunk" not in answer:
             return answer
         size = answer["chunk"]
-        if not isinstance(size, int) or not 0 <= size <= MAX_CHUNK:
+        if not isinstance(size, int) or not 0 <= size <= MAX_CHUNK or not _places(answer):
             raise self._garbled(line)
         return Chunk(await self._exactly(size), answer)
 
@@ -111,3 +112,8 @@ class Framing:
             f"{self._where}: the agent's answer can't be read: {shown!r}",
             "Something else writes to its output, or it ended in mid-answer; `gpuctl doctor` tells more.",
         )
+
+
+def _places(about: dict[str, Any]) -> bool:
+    """Whether a chunk's line says where it belongs, where it says that at all."""
+    return all(isinstance(about.get(key), int | None) for key in ("offset", "attempt"))

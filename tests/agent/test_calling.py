@@ -140,6 +140,8 @@ def test_an_error_that_the_node_answers_is_one_of_ours(local: Node, code: int, k
         "say(chunk=-1)",
         "say(chunk='many')",
         "say(chunk=100); os.write(1, b'too few')",
+        "say(chunk=1, offset='far'); os.write(1, b'x')",
+        "say(chunk=1, attempt=[1]); os.write(1, b'x')",
     ],
 )
 def test_what_is_no_answer_is_an_error_that_shows_it(local: Node, program: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,14 +136,60 @@ def test_a_fault_of_ours_is_no_wrong_usage_of_theirs(sim: Node) -> None:
     with_agent(sim, story, build())
 
 
-def test_answers_that_are_not_what_a_verb_promises(local: Node) -> None:
+async def first(stream: AsyncGenerator[dict[str, Any]]) -> dict[str, Any]:
+    async with aclosing(stream):
+        return await anext(stream)
 
+
+ROW = {"run": "a-1", "job": "a", "node": "n", "state": "running"}
+DEVICE = {"index": 0, "uuid": "GPU-0"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer"),
+    [
+        ("ps", {}),
+        ("ps", {"runs": 7}),
+        ("ps", {"runs": [{"half": 1}]}),
+        ("ps", {"runs": [ROW, {**ROW, "state": 7}]}),
+        ("ps", {"runs": [{**ROW, "gpus": "01"}]}),
+        ("ps", {"runs": [{**ROW, "attempt": "first"}]}),
+        ("ps", {"runs": [{**ROW, "params": [1]}]}),
+        ("ps", {"runs": [{**ROW, "progress": 3}]}),
+        ("start", {"run": None}),
+        ("start", {"run": ROW, "warnings": 7}),
+        ("start", {"run": ROW, "warnings": [7]}),
+        ("gpus", {"devices": None}),
+        ("gpus", {"devices": [], "driver": 5}),
+        ("gpus", {"devices": [{"device": DEVICE, "holders": [{"pid": "one"}]}]}),
+        ("gpus", {"devices": [{"device": {**DEVICE, "power_w": "much"}}]}),
+        ("clean", {"clean": {"dry_run": True, "killed": [{}]}}),
+        ("clean", {"clean": {"dry_run": True, "memory_mib": {"0": "full"}}}),
+        ("probe", {"facts": 7}),
+        ("remove", {"removed": ["a-1"], "kept": []}),
+        ("ledger", {"entries": [{"run": "a-1"}], "removed": []}),
+        ("replay", {"attempts": 3}),
+        ("events", {"seq": "1", "type": "note"}),
+        ("events", {"seq": 1}),
+        ("events", {"seq": 1, "type": "note", "time": 7}),
+        ("request", {"seq": 1, "type": "note", "attempt": "one"}),
+    ],
+)
+def test_answers_that_are_not_what_a_verb_promises(local: Node, verb: str, answer: dict[str, object]) -> None:
     async def story(agent: Agent) -> None:
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "ps": agent.ps,
+            "start": lambda: agent.start(RunSpec("a-1", "a", "n", "true"), secrets={}),
+            "gpus": agent.gpus,
+            "clean": agent.clean,
+            "probe": agent.probe,
+            "remove": agent.remove,
+            "ledger": agent.ledger,
+            "replay": agent.replay,
+            "events": lambda: first(agent.events("a-1")),
+            "request": lambda: first(agent.request("a-1", Request(id="r", kind="kill"))),
+        }
         with pytest.raises(NodeUnfit, match="not what its verb promises"):
-            await agent.ps()
-        with pytest.raises(NodeUnfit, match="not what its verb promises"):
-            await agent.probe()
+            await calls[verb]()
 
-    with_agent(
-        local, story, bundle_of('import sys; sys.stdin.readline(); print(\'{"runs": [{"half": 1}], "facts": 7}\')')
-    )
+    with_agent(local, story, bundle_of(f"import sys; sys.stdin.readline(); print({json.dumps(answer)!r})"))
