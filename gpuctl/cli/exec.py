@@ -84,8 +84,8 @@ async def _exec(words: tuple[str, ...], argv: list[str], limit_s: float, as_json
 
 def _show(node: str | None, done: Outcome) -> None:
     if node is None:
-        output.raw(done.stdout)
-        output.raw(done.stderr, to=sys.stderr)
+        output.foreign(done.stdout)
+        output.foreign(done.stderr, to=sys.stderr)
         return
     for line in done.stdout.decode(errors="replace").splitlines():
         output.line(f"{node}: {line}")

@@ -16,7 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from gpuctl.cli.logview import LogView
+
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_1 = re.compile(r"[\x7f-\x9f]")
 _STYLES = {
     "succeeded": "green", "running": "cyan", "loading": "cyan", "starting": "cyan", "queued": "blue",
     "cleaning": "yellow", "relaunching": "yellow", "failed": "red", "blocked": "red", "lost": "red",
@@ -73,13 +76,28 @@ def raw(data: bytes, *, to: TextIO | None = None) -> None:
     stream.buffer.flush()
 
 
+def foreign(data: bytes, *, to: TextIO | None = None) -> None:
+    """All that a command on a node has said: byte for byte, on a terminal without what that would obey."""
+    stream = to or sys.stdout
+    if not stream.isatty():
+        raw(data, to=to)
+        return
+    stream.write(LogView().shown(data, final=True))
+    stream.flush()
+
+
 def document(value: Any) -> None:
     """The one JSON document that `--json` promises."""
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+    print(_harmless(json.dumps(value, indent=2, ensure_ascii=False)), flush=True)
 
 
 def json_line(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(_harmless(json.dumps(value, ensure_ascii=False)), flush=True)
+
+
+def _harmless(text: str) -> str:
+    """The same JSON; json.dumps escapes the control characters below a space, a terminal obeys others too."""
+    return _CONTROL_1.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def note(text: str) -> None:

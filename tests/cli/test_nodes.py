@@ -64,6 +64,22 @@ def test_exec_hands_over_argv_as_it_stands(gpuctl: Gpuctl) -> None:
     assert done.out == "".join(f"{word}|" for word in words)
 
 
+@pytest.mark.parametrize("way", [[], ["--json"], ["local"]], ids=["plain", "json", "on many"])
+def test_what_a_node_says_moves_no_terminal(gpuctl: Gpuctl, way: list[str]) -> None:
+    """Escape sequences by the C0 and the C1 controls, on both streams."""
+    hostile = "printf 'a\\033]0;title\\007\\302\\2332Jb\\033[31mc\\177\\n'"
+    screen = gpuctl.on_terminal("exec", "sim", *way, "--", "sh", "-c", f"{hostile}; {hostile} >&2")
+    assert screen.end() == 0
+    assert b"a" in screen.shown
+    shown = screen.shown.decode()
+    assert not [char for char in shown if char not in "\r\n" and (char < " " or "\x7f" <= char <= "\x9f")], shown
+
+
+def test_json_is_the_same_whatever_is_in_it(gpuctl: Gpuctl) -> None:
+    (done,) = gpuctl("exec", "sim", "--json", "--", "printf", "ü\u009b2J\u007f\x1b").json()
+    assert done["stdout"] == "ü\u009b2J\u007f\x1b"
+
+
 def test_exec_on_many(gpuctl: Gpuctl) -> None:
     done = gpuctl("exec", "local", "sim", "--", "echo", "hi")
     assert sorted(done.out.splitlines()) == ["local: hi", "sim: hi"]
