@@ -38,7 +38,11 @@ class Copied:
 
 
 async def copy(source: Place, target: Place, *, told: Callable[[int], None] = lambda _bytes: None) -> Copied:
-    """`told` hears how many bytes have passed. Raises where anything is missing; the target is then as it was."""
+    """`told` hears how many bytes have passed.
+
+    Raises unless all has arrived, but for what is `skipped`. The target is then as it was; where only the last answer
+    was lost, it has the whole copy.
+    """
     keepalive = min(float(place.agent.node.keepalive) for place in (source, target))
     pack = source.agent.open("pack", keepalive=keepalive, silent=True, path=source.path, run=source.run)
     unpack = target.agent.open("unpack", keepalive=keepalive, silent=True, path=target.path, run=target.run)

@@ -102,9 +102,12 @@ def event_line(event: Event) -> str:
 
 
 def sentence(event: Event) -> str:
-    """What the event says. A type that this version does not know shows its facts as they are."""
-    tell = _TELL.get(event["type"])
-    return tell(event) if tell is not None else _facts(event)
+    """What the event says. One that is not as this version knows it shows its facts as they are."""
+    tell = _TELL.get(event["type"], _facts)
+    try:
+        return tell(event)
+    except (TypeError, ValueError, LookupError, AttributeError):  # a node may say anything
+        return _facts(event)
 
 
 def _facts(event: Event) -> str:
@@ -199,7 +202,7 @@ def _finished(event: Event) -> str:
 
 
 def _why(event: Event) -> str:
-    return str(event.get("why") or event.get("text") or _facts(event))
+    return str(event.get("why") or _facts(event))
 
 
 def _ready(event: Event) -> str:
@@ -223,7 +226,7 @@ _TELL: Mapping[str, Callable[[Event], str]] = {
     "gpus_empty": _empty,
     "not_empty": _why,
     "waiting": _why,
-    "note": _why,
+    "note": lambda event: str(event.get("text") or _facts(event)),
     "recovered": lambda event: f"{event.get('class')} no more: {event.get('why')}",
     "xid": _xid,
     "stacks": _stacks,

@@ -123,7 +123,7 @@ class Cleaning:
         try:
             kept = stacks.keep(attempt.folder.path, ours, abort=abort, pause=of.pause, on_kill=self._killing(""))
         except OSError as error:  # a disk that has no room for them, say: the attempt is to be ended all the same
-            of.record.write("note", why=f"its processes' stacks could not be kept: {error}")
+            of.record.write("note", text=f"its processes' stacks could not be kept: {error}")
             return
         of.record.write("stacks", file=stacks.FILE, processes=kept.of, dumped=kept.dumped, aborted=kept.aborted)
 

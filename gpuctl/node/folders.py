@@ -3,7 +3,7 @@
 <state_dir>/                 0700
   agent/                     bundles, by digest
   runs/<run>/                built aside, renamed into place: it exists whole or not at all
-    spec.json  journal.jsonl  secrets.json
+    spec.json  journal.jsonl
     lock                     held by the supervisor for its life
     reserve                  room for the journal's last words
     requests/<id>.json       renamed into place by callers
@@ -56,7 +56,6 @@ class RunFolder:
         self.run = os.path.basename(path)
         self.spec_file = os.path.join(path, "spec.json")
         self.journal = os.path.join(path, "journal.jsonl")
-        self.secrets = os.path.join(path, "secrets.json")
         self.lock = os.path.join(path, "lock")
         self.reserve = os.path.join(path, "reserve")
         self.requests = os.path.join(path, "requests")

@@ -63,7 +63,6 @@ class Follower:
         self._globs: Dict[Tuple[str, Tuple[str, ...]], Mapping[str, Mark]] = {}
         self._left: Dict[FileId, Mark] = {}  # files that were renamed away, in case their new name is followed too
         self._scan_at = float("-inf")
-        self.overlooked = 0  # files beyond MOST_FILES, not followed
 
     @property
     def paths(self) -> List[str]:
@@ -109,10 +108,6 @@ class Follower:
                     file.begin(Mark.at(file.fd, file.offset + left))
         return skipped
 
-    def marks(self) -> Dict[str, Mark]:
-        """How far each file was read, by path."""
-        return {file.path: file.mark() for file in self._files.values() if file.fd is not None}
-
     def close(self) -> None:
         for file in self._files.values():
             file.close()
@@ -121,15 +116,10 @@ class Follower:
         began = time.monotonic()
         if not self._globs or began < self._scan_at:
             return
-        self.overlooked = 0
         for (folder, patterns), standing in self._globs.items():
             for path in matches(folder, patterns):
-                if path in self._files:
-                    continue
-                if len(self._files) < MOST_FILES:
+                if path not in self._files and len(self._files) < MOST_FILES:
                     self.add(path, os.path.relpath(path, folder), standing.get(path))
-                else:
-                    self.overlooked += 1
         soonest, latest = SCAN_EVERY_S
         self._scan_at = began + min(latest, max(soonest, (time.monotonic() - began) / SCAN_SHARE))
 

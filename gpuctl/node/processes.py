@@ -1,7 +1,8 @@
 """Processes as /proc shows them, and signals that can't hit another one.
 
 A pid is always a pid and a start time (`ProcessId`): pids are used again. A signal goes by pidfd, opened first and
-checked after, so that what was checked is what is hit. On the node nobody else sends a signal to a pid.
+checked after, so that what was checked is what is hit. On the node nobody else sends a signal to a pid, but for the
+faults of a test (`faults`).
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def login_environment() -> Dict[str, str]:
 
 
 def own_environment() -> Dict[str, str]:
-    """For keeper, supervisor, sampler and tmux server."""
-    return login_environment()
+    """For keeper, supervisor, sampler and tmux server: whatever the machine's administrator has put there for all."""
+    return {name: value for name, value in login_environment().items() if not name.startswith("GPUCTL_")}
 
 
 def _assignments(path: str) -> Dict[str, str]:

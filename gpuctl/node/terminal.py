@@ -61,11 +61,6 @@ def send_away(run_dir: str, farewell: str, *, server: str = SERVER) -> None:
     _tmux(server, "detach-client", "-s", _target(run_dir), "-E", f"printf '%s\\n' '{farewell}'")
 
 
-def attach_argv(run: str, *, server: str = SERVER) -> List[str]:
-    """What attaches a terminal to a run's view."""
-    return [*tmux(server), "attach-session", "-t", f"={run}"]
-
-
 def _target(run_dir: str) -> str:
     return f"={os.path.basename(run_dir)}"  # exactly this name: without it tmux takes a prefix
 

@@ -133,7 +133,7 @@ class Eyes:
         if self._behind:
             assert self._follower is not None
             for source, skipped in self._follower.leap(LAST_BYTES):
-                self.record.write("note", why=f"{skipped} bytes of {source} were not read: it grew too fast")
+                self.record.write("note", text=f"{skipped} bytes of {source} were not read: it grew too fast")
             self._read(within_s=LAST_READ_S)
         self._flush_progress()
         if exit.exit_code != 0 and self._witness is not None:
@@ -241,7 +241,7 @@ class Eyes:
             self.loaded_mib = max(self.peak_mib.values(), default=None)
             self.record.write("ready", line=notice.line[:LINE_CHARACTERS])
         elif isinstance(notice, TooSlow):
-            self.record.write("note", why=f"watch.{notice.key} took too long on a line and is not used any more")
+            self.record.write("note", text=f"watch.{notice.key} took too long on a line and is not used any more")
         elif isinstance(notice, Loading) and self.record.life.state == "starting":
             self.record.write("loading")
 

@@ -102,10 +102,6 @@ class LineReader:
         self._parts, self._held = [], 0
         return self._read(rest)
 
-    def peek(self) -> List[Line]:
-        """The unfinished last line as it stands (a progress bar waits for its next `\\r`); it stays unfinished."""
-        return _split(b"".join(self._parts)[-LONGEST:], self._number)
-
     def forget(self) -> None:
         """The file was truncated or replaced: what was held is no line's beginning any more."""
         self._parts, self._held, self._number, self._owed = [], 0, 1, 0

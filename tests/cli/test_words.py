@@ -100,6 +100,14 @@ def test_what_an_event_says(event: dict[str, Any], sentence: str) -> None:
     assert sentences.sentence(event) == sentence
 
 
+@pytest.mark.parametrize("type", sorted(sentences._TELL))
+def test_an_event_that_is_not_as_it_should_be_shows_its_facts(type: str) -> None:
+    keys = ("gpus", "gpu", "params", "code", "evidence", "requested_bytes", "duration_s", "after_s", "done", "archived")
+    for value in (7, "x", ["x"], {"x": {}}, -0.5, True, [None], [[1], 2]):
+        event = {"type": type, "why": value, **dict.fromkeys(keys, value)}
+        assert isinstance(sentences.event_line({**event, "time": "soon", "attempt": 1}), str)
+
+
 def test_the_last_failed_attempt() -> None:
     events: list[dict[str, Any]] = [
         {"type": "attempt_started", "attempt": 1},

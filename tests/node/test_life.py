@@ -225,7 +225,7 @@ def test_a_pattern_that_takes_for_ever_is_given_up(sim: TestNode) -> None:
     sim.start(type(spec).from_json({**spec.to_json(), "watch": {"progress": "^(a+)+$"}}))
     assert sim.wait_over().state == "failed"
     assert sim.events(type="attempt_exited")[-1]["exit_code"] == 3
-    assert "progress" in sim.events(type="note")[-1]["why"]
+    assert "progress" in sim.events(type="note")[-1]["text"]
 
 
 def test_secrets_reach_the_job_and_nothing_else(sim: TestNode) -> None:

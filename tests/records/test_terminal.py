@@ -83,7 +83,7 @@ def test_leaving_the_view_leaves_the_run_and_says_how_to_end_it(new_run: NewRun,
     open_view(folder, server)
     main, side = pty.openpty()
     client = subprocess.Popen(
-        terminal.attach_argv(folder.run, server=server),
+        [*terminal.tmux(server), "attach-session", "-t", f"={folder.run}"],
         stdin=side,
         stdout=side,
         stderr=side,
