@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from pathlib import Path
+from signal import SIGKILL
 
-from gpuctl.node.processes import Process, find, scan
+from gpuctl.node.processes import Process, scan, signal
+from tests.waiting import wait_until
 
 
 def of_folder(folder: Path) -> list[Process]:
@@ -16,14 +17,15 @@ def of_folder(folder: Path) -> list[Process]:
 
 
 def end_all(folder: Path) -> None:
-    for _ in range(50):  # one that forks while being ended is found again
+    """Raises where something of it can't be ended."""
+
+    def none_lives() -> bool:
         left = of_folder(folder)
-        if not left:
-            return
-        for process in left:
-            if find(process.id.pid) == process:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.id.pid, signal.SIGKILL)
+        for process in left:  # one that forks while being ended is found again
+            signal(process.id, SIGKILL)
+        return not left
+
+    wait_until(none_lives, what=f"the end of all that belongs to {folder}")
 
 
 def _carries(pid: int, text: bytes) -> bool:

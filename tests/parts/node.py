@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from gpuctl.bundle import build
+from gpuctl.node.faults import POINTS
 from gpuctl.node.journal import read
-from gpuctl.node.processes import ProcessId, alive, find, scan
+from gpuctl.node.processes import ProcessId, alive, scan
 from gpuctl.wire import VERSION
 from gpuctl.wire.life import Life, fold
 from gpuctl.wire.nodespec import NodeSpec, Simulate
 from gpuctl.wire.runspec import RunSpec
+from tests.parts.leftovers import end_all
 from tests.waiting import wait_until
 
 
@@ -113,6 +115,7 @@ class TestNode:
 
     def fault(self, point: str, who: str = "self") -> None:
         """Makes a supervisor of this node die at a named point, once."""
+        assert point in POINTS, f"{point} is never reached"
         faults = self.state_dir / "faults"
         faults.mkdir(exist_ok=True)
         (faults / point).write_text(who)
@@ -138,25 +141,8 @@ class TestNode:
         return [process for process in ids if alive(process)]
 
     def close(self) -> None:
-        """Ends what a failed test left: by pid, all that carries this folder in its argv or environment."""
-        for _ in range(50):
-            left = [process for process in scan() if process.alive and self._mine(process.id.pid)]
-            if not left:
-                return
-            for process in left:
-                if find(process.id.pid) == process:
-                    os.kill(process.id.pid, signal.SIGKILL)
-
-    def _mine(self, pid: int) -> bool:
-        if pid == os.getpid():
-            return False
-        for name in ("cmdline", "environ"):
-            try:
-                if str(self.state_dir).encode() in Path(f"/proc/{pid}/{name}").read_bytes():
-                    return True
-            except OSError:
-                continue
-        return False
+        """Ends what a failed test left."""
+        end_all(self.state_dir)
 
 
 @contextmanager
