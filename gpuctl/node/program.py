@@ -14,6 +14,7 @@ from typing import Dict, List
 FLAGS = "-IS"
 """Isolated from the user's site and folder, and without site-packages, whose .pth files cost 2 MB and run anything."""
 
+EVERYONES = ("/etc/default/locale", "/etc/environment")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -31,7 +32,7 @@ def login_environment() -> Dict[str, str]:
     """What a login starts from, the same however we were reached; the login shell's profile does the rest."""
     entry = pwd.getpwuid(os.getuid())
     environment = {"PATH": DEFAULT_PATH}
-    for path in ("/etc/default/locale", "/etc/environment"):
+    for path in EVERYONES:
         environment.update(_assignments(path))
     environment.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name, SHELL=entry.pw_shell or "/bin/sh")
     return environment

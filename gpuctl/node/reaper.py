@@ -33,7 +33,6 @@ ASKED = "asked to stop"
 LEFT_BEHIND = "still there after the job's first process had ended"
 ASKED_TOO = "still there after the job's first process was asked to stop"
 KILLED = "still there after it was asked to stop"
-KILLED_AT_ONCE = "what is left of the attempt"
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,19 @@ class Reaped:
     left: List[Process] = field(default_factory=list)  # alive after SIGKILL: in D state, or another user's
     spared: List[Spared] = field(default_factory=list)  # would be ours, but for what breaks the proof
 
-    @property
-    def gone(self) -> bool:
-        return not self.left
 
-
-def end(
-    top: Optional[ProcessId], proof: Proof, stop: Stop, *, pause: Pause, on_kill: OnKill, quick: bool = False
-) -> Reaped:
+def end(top: Optional[ProcessId], proof: Proof, stop: Stop, *, pause: Pause, on_kill: OnKill) -> Reaped:
     """Ends all that is proven; returns when none of it lives, or when only what SIGKILL can't end is left.
 
-    `top` is whom to ask first, None where it is known to be gone; like all others it needs the proof. `quick`: SIGKILL
-    at once.
+    `top` is whom to ask first, None where it is known to be gone; like all others it needs the proof.
     """
-    if not quick:
-        _ask(top, proof, stop, pause, on_kill)
-    frozen = _freeze(proof)
-    return _kill(frozen, proof, KILLED_AT_ONCE if quick else KILLED, pause, on_kill)
+    _ask(top, proof, stop, pause, on_kill)
+    return kill(proof, pause=pause, on_kill=on_kill)
+
+
+def kill(proof: Proof, *, pause: Pause, on_kill: OnKill) -> Reaped:
+    """The end of it: what is proven and lives is frozen, then killed."""
+    return _kill(_freeze(proof), proof, pause, on_kill)
 
 
 def end_only(targets: List[Process], stop: Stop, why: str, *, pause: Pause, on_kill: OnKill) -> List[Process]:
@@ -159,7 +154,7 @@ def _children(root: ProcessId) -> List[int]:
     return found if processes.alive(root) else []
 
 
-def _kill(frozen: Dict[ProcessId, Process], proof: Proof, why: str, pause: Pause, on_kill: OnKill) -> Reaped:
+def _kill(frozen: Dict[ProcessId, Process], proof: Proof, pause: Pause, on_kill: OnKill) -> Reaped:
     """SIGKILL to all of them and to what turns up still, until two scans in a row find none that it may yet end."""
     tried: Set[ProcessId] = set()
     killed: Set[ProcessId] = set()
@@ -167,7 +162,7 @@ def _kill(frozen: Dict[ProcessId, Process], proof: Proof, why: str, pause: Pause
     deadline = boottime() + GONE_DEADLINE_S
     while True:
         fresh = [process for process in frozen.values() if process.id not in tried]
-        killed.update(process.id for process in _signal_all(fresh, signals.SIGKILL, why, on_kill))
+        killed.update(process.id for process in _signal_all(fresh, signals.SIGKILL, KILLED, on_kill))
         tried.update(process.id for process in fresh)
         verdict = proof.read(processes.scan())
         frozen.update((process.id, process) for process in verdict.ours)

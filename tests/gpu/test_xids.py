@@ -12,6 +12,7 @@ from gpuctl.node.nvml import Nvml
 from gpuctl.wire.samples import Xid
 from tests.gpu import scripts
 from tests.parts.node import TestNode
+from tests.waiting import wait_until
 
 SILENT = f"""
 import os
@@ -28,10 +29,7 @@ def test_the_driver_keeps_them_until_they_are_asked_for() -> None:
     assert nvml.devices() and nvml.xids() == []
     done = subprocess.run([sys.executable, "-c", SILENT], check=False)
     assert done.returncode == 1
-    time.sleep(3)  # the program is long gone: what is read now is what the driver kept
-    began = time.perf_counter()
-    assert nvml.xids() == [Xid(31, 0)]
-    print(f"reading them took {1e3 * (time.perf_counter() - began):.3f} ms")
+    assert wait_until(nvml.xids) == [Xid(31, 0)]  # the program is gone: this is what the driver kept
     began = time.perf_counter()
     assert nvml.xids() == []
     print(f"reading none took {1e3 * (time.perf_counter() - began):.3f} ms")

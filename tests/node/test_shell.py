@@ -173,3 +173,14 @@ def test_the_checkout_is_described(tmp_path: Path) -> None:
     assert clean["dirty"] is False
     (tmp_path / "a").write_text("2")
     assert shell.code_of(str(tmp_path)) == {**clean, "dirty": True}
+
+
+def test_what_runs_for_gpuctl_itself_bears_no_mark_whatever_the_administrator_has_set_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marked supervisor would be ended as a process of that run."""
+    everyones = tmp_path / "environment"
+    everyones.write_text("GPUCTL_RUN=theirs-1\nexport GPUCTL_DIR=/x\nLANG=C.UTF-8\n")
+    monkeypatch.setattr(program, "EVERYONES", (str(everyones),))
+    assert program.own_environment()["LANG"] == "C.UTF-8"
+    assert not [name for name in program.own_environment() if name.startswith("GPUCTL_")]

@@ -135,7 +135,7 @@ def test_it_runs_on_every_python(python: str) -> None:
         claim = proof.Proof("r", "/nowhere", [me.id])
         assert [one.id.pid for one in claim.ours(processes.scan())] == [child.pid]
         reaped = reaper.end(None, claim, Stop("TERM", 5), pause=lambda s: None, on_kill=lambda *told: None)
-        assert reaped.gone and child.wait() == -signal.SIGTERM
+        assert not reaped.left and child.wait() == -signal.SIGTERM
         assert holders.by_proc(holders.device_files([{__file__!r}])) == {{}}
     """
     subprocess.run([python, "-I", "-S", "-W", "error", "-c", code], check=True, timeout=60)

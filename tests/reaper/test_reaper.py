@@ -22,8 +22,23 @@ from tests.waiting import wait_until
 QUICKLY = Stop("TERM", 0.2)
 
 
-def reap(job: Kept, stop: Stop = QUICKLY, *, quick: bool = False, top: ProcessId | None = None) -> Reaped:
-    return end(top or job.job, job.proof(), stop, pause=time.sleep, on_kill=job.on_kill, quick=quick)
+def reap(job: Kept, stop: Stop = QUICKLY) -> Reaped:
+    return end(job.job, job.proof(), stop, pause=time.sleep, on_kill=job.on_kill)
+
+
+def kill(job: Kept) -> Reaped:
+    return reaper.kill(job.proof(), pause=time.sleep, on_kill=job.on_kill)
+
+
+class Waited:
+    """A pause that adds up what was waited for: the machine's load is not in it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds += seconds
+        time.sleep(seconds)
 
 
 def python(code: str) -> list[str]:
@@ -40,7 +55,7 @@ def test_none_of_them_outlives_it(hostile: str, tmp_path: Path, way: str) -> Non
     with kept(["/bin/sh", "-c", f"{line} & sleep 60 & exec {hostile} stay"], tmp_path) as job:
         job.named(f"h-{way.rsplit(maxsplit=1)[-1]}")
         reaped = reap(job)
-        assert reaped.gone and reaped.spared == []
+        assert reaped == Reaped()
         assert job.living() == [] and job.all_gone()
         assert ("KILL" in {name for _, name in job.killed}) and job.killed[0] == (job.job.pid, "TERM")
 
@@ -49,7 +64,7 @@ def test_a_crowd_is_ended_at_once(hostile: str, tmp_path: Path) -> None:
     line = "; ".join(f"{hostile} --detach --bare stay" for _ in range(60))
     with kept(["/bin/sh", "-c", f"{line}; sleep 60"], tmp_path) as job:
         job.named("h-stay", 60)
-        assert reap(job, quick=True).gone
+        assert kill(job) == Reaped()
         assert job.all_gone()
         assert len([pid for pid, name in job.killed if name == "KILL"]) == 62
 
@@ -71,7 +86,7 @@ def test_who_sees_another_die_can_do_nothing(hostile: str, tmp_path: Path) -> No
     """
     with kept(python(code), tmp_path) as job:
         wait_until(ready.exists)
-        assert reap(job, quick=True).gone and job.all_gone()
+        assert kill(job) == Reaped() and job.all_gone()
         assert not reacted.exists()
 
 
@@ -93,9 +108,9 @@ def test_the_first_process_is_asked_alone(tmp_path: Path) -> None:
     """
     with kept(python(code), tmp_path) as job:
         wait_until(done.exists)
-        began = time.monotonic()
-        assert reap(job, Stop("TERM", 30.0)).gone
-        assert time.monotonic() - began < 10  # and the grace ends with it
+        waited = Waited()
+        assert end(job.job, job.proof(), Stop("TERM", 30.0), pause=waited, on_kill=job.on_kill) == Reaped()
+        assert waited.seconds < 10  # and the grace ends with it
         assert done.read_text() == "-9"
         assert job.killed == [(job.job.pid, "TERM")]
 
@@ -111,7 +126,7 @@ def test_the_rest_is_asked_after_it(tmp_path: Path) -> None:
     script = f"import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
     with kept(python(script), tmp_path) as job:
         wait_until(said.exists)
-        assert reap(job, Stop("INT", 5.0)).gone
+        assert not reap(job, Stop("INT", 5.0)).left
         assert said.read_text() == "child"
         assert [name for _, name in job.killed] == ["INT", "INT"] and job.killed[0][0] == job.job.pid
 
@@ -120,14 +135,14 @@ def test_a_stopped_process_hears_the_stop_signal(tmp_path: Path) -> None:
     with kept(["/bin/sleep", "60"], tmp_path) as job:
         processes.signal(job.job, 19)
         wait_until(lambda: (now := processes.find(job.job.pid)) and now.state == "T")
-        assert reap(job, Stop("TERM", 30.0)).gone
+        assert not reap(job, Stop("TERM", 30.0)).left
         assert job.killed == [(job.job.pid, "TERM")]
 
 
-def test_quick_kills_without_asking(hostile: str, tmp_path: Path) -> None:
+def test_kill_does_not_ask(hostile: str, tmp_path: Path) -> None:
     with kept([hostile, "breed"], tmp_path) as job:
         job.named("h-breed")
-        assert reap(job, Stop("TERM", 30.0), quick=True).gone
+        assert not kill(job).left
         assert job.killed == [(job.job.pid, "KILL")]
 
 
@@ -151,9 +166,9 @@ def test_who_is_not_ours_lives_on(hostile: str, tmp_path: Path) -> None:
         server = job.named("tmux: server")[0]
         stays, breed = job.named("h-stay", 2), job.named("h-breed")[0]
         person = next(process for process in stays if process.ppid == server.id.pid)
-        reaped = reap(job, quick=True)
+        reaped = kill(job)
         assert {process.id for process in job.living()} == {server.id, person.id, breed.id}
-        assert alive(id_of(nobodys.pid)) and reaped.gone
+        assert alive(id_of(nobodys.pid)) and not reaped.left
         assert {spared.process.id for spared in reaped.spared} == {server.id, person.id, breed.id}
         assert "T" not in {process.state for process in job.living()}
 
@@ -172,8 +187,8 @@ def test_a_frozen_one_goes_on_when_its_proof_breaks(
             return False
 
         monkeypatch.setattr(reaper, "_chase", break_it)
-        reaped = end(None, proof, QUICKLY, pause=time.sleep, on_kill=job.on_kill, quick=True)
-        assert reaped.gone and [spared.why for spared in reaped.spared] == ["is somebody else's after all"]
+        reaped = reaper.kill(proof, pause=time.sleep, on_kill=job.on_kill)
+        assert not reaped.left and [spared.why for spared in reaped.spared] == ["is somebody else's after all"]
         wait_until(lambda: (now := processes.find(job.job.pid)) and now.state != "T")
         assert job.killed == []
 
@@ -184,17 +199,17 @@ def test_what_no_signal_reaches_is_named(hostile: str, tmp_path: Path, monkeypat
     with kept(["/bin/sh", "-c", f"{hostile} stay & sleep 60"], tmp_path) as job:
         theirs = job.named("h-stay")[0]
         monkeypatch.setattr(processes, "signal", lambda process, number: process != theirs.id and real(process, number))
-        began = time.monotonic()
-        reaped = reap(job, quick=True)
-        assert [process.id for process in reaped.left] == [theirs.id] and not reaped.gone
-        assert time.monotonic() - began < 5
+        waited = Waited()
+        reaped = reaper.kill(job.proof(), pause=waited, on_kill=job.on_kill)
+        assert [process.id for process in reaped.left] == [theirs.id]
+        assert waited.seconds < 5
         assert [process.id for process in job.living()] == [theirs.id]
 
 
 def test_a_reused_pid_is_not_the_first_process(hostile: str, tmp_path: Path) -> None:
     with started([hostile, "stay"]) as nobodys, kept(["/bin/sleep", "60"], tmp_path) as job:
         was = ProcessId(nobodys.pid, id_of(nobodys.pid).start - 1)
-        assert end(was, job.proof(), QUICKLY, pause=time.sleep, on_kill=job.on_kill).gone
+        assert end(was, job.proof(), QUICKLY, pause=time.sleep, on_kill=job.on_kill) == Reaped()
         assert alive(id_of(nobodys.pid))
 
 

@@ -34,7 +34,7 @@ def test_nothing_happens_and_the_time_is_up(waiter: Waiter, tmp_path: Path) -> N
     waiter.watch(str(tmp_path))
     began = time.monotonic()
     assert waiter.wait(0.2) == set()
-    assert 0.2 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.2
 
 
 def test_a_file_that_grows_wakes_it(waiter: Waiter, tmp_path: Path) -> None:
@@ -121,12 +121,13 @@ def test_a_burst_wakes_it_at_once_and_then_not_for_each_line(tmp_path: Path) -> 
     thread.start()
     began = time.monotonic()
     wakes = 0
-    while time.monotonic() < began + 0.5:
-        wakes += bool(waiter.wait(1.0))
+    while wakes < 8:
+        wakes += bool(waiter.wait(10))
+    lasted = time.monotonic() - began
     done.set()
     thread.join()
     waiter.close()
-    assert 2 <= wakes <= 0.5 / PACE_S + 2
+    assert wakes <= lasted / PACE_S + 2
 
 
 def test_where_no_inotify_instance_is_left_it_looks(tmp_path: Path) -> None:
