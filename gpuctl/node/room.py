@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -22,7 +23,8 @@ def has_room(folder: str) -> bool:
                 probe.write(b"\0" * 4096)
                 os.fsync(probe.fileno())
         finally:
-            os.unlink(path)
+            with contextlib.suppress(FileNotFoundError):  # there was no room even for its name
+                os.unlink(path)
     except OSError as error:
         return error.errno not in (errno.ENOSPC, errno.EDQUOT)
     return True

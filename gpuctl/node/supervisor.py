@@ -44,6 +44,7 @@ from gpuctl.wire.requests import Request
 from gpuctl.wire.runspec import RunSpec
 
 LOOK_S = 1.0
+RENEW_S = 3600.0  # a lease that nobody touches for days is swept from a temporary folder
 
 
 @dataclass
@@ -205,8 +206,12 @@ class Supervisor:
             return self._ending_from_journal(attempt)
         started = (self.record.started or {}).get("mono_s", boottime())
         told: List[Incident] = []  # a limit that was passed stays passed
+        renew_at = boottime() + RENEW_S
         while True:
             incidents = self.eyes.look(LOOK_S)
+            if boottime() >= renew_at:
+                renew_at = boottime() + RENEW_S
+                self.leases.renew(self.spec.run)
             exit = attempt.exit_soon(time.sleep, LOOK_S)
             if exit is not None:
                 faults.reach(self.state_dir, "exit-seen")

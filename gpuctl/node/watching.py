@@ -34,7 +34,7 @@ PROGRESS_S = 10.0
 PACE_S = 0.5  # between two looks at logs that grow all the time; an exit is seen at once
 READ_S = 0.25  # of reading at a time
 LAST_READ_S, LAST_BYTES = 10.0, 8 << 20  # after the exit: so long, then only the last of each file
-ROOM_S = 5.0
+ROOM_S, FULL_S = 5.0, 20.0
 TREE_S = (1.0, 10.0)  # between two looks at the processes' I/O: a quarter of `watch.stall.for`, within these
 LINE_CHARACTERS = 200
 MATCH_S = 0.2
@@ -64,7 +64,8 @@ class Eyes:
         self._next_room = 0.0
         self._tree = Tree(None)
         self._tree_s, self._next_tree = TREE_S[1], 0.0
-        self.no_room = False  # the disk that holds the run is full
+        self._full_since: Optional[float] = None
+        self.no_room = False  # the disk that holds the run is full, and stays so
         self._last_progress = 0.0
         self._unwritten: Optional[Progress] = None
         self._job: Optional[int] = None  # a pidfd, until it has told of the job's end
@@ -113,7 +114,7 @@ class Eyes:
             self._sample()
         if now >= self._next_room:
             self._next_room = now + ROOM_S
-            self.no_room = not has_room(self.run.path)
+            self._look_at_room(now)
         if self._witness is not None:
             self._tell(self._witness.look(now))
         if now >= self._next_tree:
@@ -188,6 +189,14 @@ class Eyes:
             if fact.xid is not None and (fact.source == "NVML" or fact.text not in self.record.xids):
                 about: Dict[str, Any] = {"class": fact.cls, "gpu": fact.gpu, "pid": fact.pid, "source": fact.source}
                 self.record.write("xid", xid=fact.xid, **about, text=fact.text)
+
+    def _look_at_room(self, now: float) -> None:
+        """Full for a while: somebody may be making room, and the journal has a reserve of its own meanwhile."""
+        if has_room(self.run.path):
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        self.no_room = self._full_since is not None and now - self._full_since >= FULL_S
 
     def _look_at_tree(self, now: float) -> None:
         """Only where it is quiet: who prints is alive, and the walk is not for nothing."""
