@@ -128,13 +128,11 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> int:
 
 def _lines(one: dict[str, Any]) -> Iterator[str]:
     yield f"{one['file']}: {one['verdict']}"
-    if one["requested_bytes"] is not None:
-        gpu = f" on GPU {one['gpu']}" if one["gpu"] is not None else ""
-        free = f", {sentences.size(one['free_bytes'])} was free" if one["free_bytes"] is not None else ""
-        total = f" of {sentences.size(one['total_bytes'])}" if one["total_bytes"] is not None else ""
-        yield f"  asked for {sentences.size(one['requested_bytes'])}{gpu}{free}{total}"
+    asked, advice = sentences.memory_numbers(one)
+    if asked:
+        yield f"  {asked}" + (f", on GPU {one['gpu']}" if one["gpu"] is not None else "")
     for evidence in one["evidence"]:
         where = f"line {evidence['line']}" if evidence["line"] else evidence.get("source") or "beside the log"
         yield f"  {where}: {evidence['text']}"
-    if one["advice"]:
-        yield f"  {one['advice']}"
+    if advice:
+        yield f"  {advice}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -116,53 +117,94 @@ def _facts(event: Event) -> str:
 
 
 def _created(event: Event) -> str:
-    state = " (queued)" if event.get("state") == "queued" else ""
-    return f"by {event.get('by') or 'nobody known'}{state}"
+    state = "; it waits for its turn" if event.get("state") == "queued" else ""
+    return f"launched by {event.get('by') or 'nobody known'}{state}"
 
 
 def _started(event: Event) -> str:
     on = gpus(event.get("gpus"))
     code = event.get("code") or {}
-    commit = f", code {str(code['commit'])[:10]}{' (dirty)' if code.get('dirty') else ''}" if code.get("commit") else ""
-    told = f"pid {event.get('pid')}, " + (f"GPUs {on}" if on else "no GPU") + commit
+    told = f"pid {event.get('pid')} on " + (f"GPUs {on}" if on else "no GPU")
+    if code.get("commit"):
+        told += f", code {str(code['commit'])[:10]}{' (dirty)' if code.get('dirty') else ''}"
     if event.get("resumed_from"):
         told += f", from {event['resumed_from']}"
     values = params(event.get("params"))
-    return f"{told}: {values}" if values else told
+    return f"{told}, with {values}" if values else told
+
+
+def _taken_over(event: Event) -> str:
+    return f"pid {event.get('pid')} goes on where the supervisor before it was lost"
+
+
+def _requested(event: Event) -> str:
+    who, values = event.get("by") or "somebody", params(event.get("params"))
+    if event.get("kind") == "kill":
+        grace = event.get("grace_s")
+        told = f"{who} asks to end it" + (f", with a grace of {duration(grace)}" if grace is not None else "")
+    else:
+        told = f"{who} asks for the next attempt" + (f" with {values}" if values else "")
+        told += " by another job file" if event.get("spec") else ""
+    return told if event.get("accepted") else f"{told}; refused: {event.get('why')}"
+
+
+def _ready(event: Event) -> str:
+    return str(event.get("line") or "loading is over")
 
 
 def _progress(event: Event) -> str:
-    return progress(event) or ""
+    return progress(event) or "it moves"
 
 
 def _incident(event: Event) -> str:
     where = f" on GPU {event['gpu']}" if event.get("gpu") is not None else ""
-    told = f"{event.get('class')}{where}"
-    if event.get("requested_bytes") is not None:
-        told += f": asked for {size(event['requested_bytes'])}"
-        if event.get("free_bytes") is not None:
-            told += f", {size(event['free_bytes'])} was free"
-        if event.get("total_bytes") is not None:
-            told += f" of {size(event['total_bytes'])}"
-    if event.get("advice"):
-        told += f". {event['advice']}"
-    elif event.get("evidence"):
-        told += f". {_evidence(event['evidence'][0])}"
-    return told
+    asked, advice = memory_numbers(event)
+    if not advice and event.get("evidence"):
+        first = event["evidence"][0]
+        advice = str(first.get("text", "")) if isinstance(first, Mapping) else str(first)
+    told = ". ".join(part for part in (asked, advice) if part)
+    cls = f"{event.get('class')}{where}" + (", but it goes on" if event.get("fatal") is False else "")
+    return f"{cls}: {told}" if told else cls
 
 
-def _evidence(first: Any) -> str:
-    return str(first.get("text", "")) if isinstance(first, Mapping) else str(first)
+def memory_numbers(incident: Event) -> tuple[str, str]:
+    """What was asked for, was free and held the rest, in words; and the advice without what that says already."""
+    advice = str(incident.get("advice") or "")
+    if incident.get("requested_bytes") is None:
+        return "", advice
+    told = f"asked for {size(incident['requested_bytes'])}"
+    if incident.get("free_bytes") is not None:
+        told += f", {size(incident['free_bytes'])} was free"
+    if incident.get("total_bytes") is not None:
+        told += f" of {size(incident['total_bytes'])}"
+    first, _dot, rest = advice.partition(". ")
+    if " was asked for " not in first:
+        return told, advice
+    held = first.rstrip(".").partition(" (")[2]
+    return (f"{told} ({held}" if held else told), rest
 
 
 def _exited(event: Event) -> str:
-    if event.get("signal") is not None:
-        how = f"by signal {event['signal']}"
+    number = event.get("signal")
+    if number is not None:
+        how = f"ended by {signal_name(number)}"
     elif event.get("exit_code") is not None:
-        how = f"exit code {event['exit_code']}"
+        how = f"exited with code {event['exit_code']}"
     else:
-        how = "nobody knows how"
-    return f"{how}, after {duration(event.get('duration_s'))}"
+        how = "ended, nobody knows how,"
+    return f"{how} after {duration(event.get('duration_s'))}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _cleaning(event: Event) -> str:
+    told = "ends what is left of it" + (f" on GPUs {gpus(event['gpus'])}" if event.get("gpus") else "")
+    return f"{told}: {event['why']}" if event.get("why") else told
 
 
 def _killed(event: Event) -> str:
@@ -171,11 +213,13 @@ def _killed(event: Event) -> str:
 
 
 def _spared(event: Event) -> str:
-    return f"{event.get('name')} (pid {event.get('pid')}): {event.get('why')}"
+    return f"{event.get('name')} (pid {event.get('pid')}) is left alone: {event.get('why')}"
 
 
 def _xid(event: Event) -> str:
-    return f"GPU {event.get('gpu')}, told by {event.get('source')}: {event.get('text')}"
+    gpu = event.get("gpu")
+    where = f" on GPU {gpu}" if gpu is not None else ""
+    return f"Xid {event.get('xid')}{where}, told by {event.get('source')}: {event.get('text')}"
 
 
 def _stacks(event: Event) -> str:
@@ -186,7 +230,31 @@ def _stacks(event: Event) -> str:
 
 def _empty(event: Event) -> str:
     ghost = "; utilisation lingers" if event.get("ghost_utilisation") else ""
-    return f"verified after {duration(event.get('after_s'))}{ghost}"
+    on = gpus(event.get("gpus"))
+    return f"verified after {duration(event.get('after_s'))}{f', on GPUs {on}' if on else ''}{ghost}"
+
+
+def _not_empty(event: Event) -> str:
+    failure = str(event.get("failure") or "").replace("_", " ")
+    return ": ".join(part for part in (failure, str(event.get("why") or "")) if part)
+
+
+def _waiting(event: Event) -> str:
+    told = str(event.get("why"))
+    if event.get("seconds") is not None:
+        told += f"; for at most {duration(event['seconds'])}"
+    return f"{told}; number {event['queue']} in the queue" if event.get("queue") else told
+
+
+def _truncated(event: Event) -> str:
+    return f"{event.get('file')} was cut or replaced; {event.get('lost_bytes')} bytes of it were never read"
+
+
+def _called_back(event: Event) -> str:
+    code, state = event.get("exit_code"), event.get("state")
+    if code is None:
+        return f"the callback for {state} did not end well: {event.get('why')}"
+    return f"the callback for {state} ended with exit code {code}"
 
 
 def _relaunching(event: Event) -> str:
@@ -201,35 +269,28 @@ def _finished(event: Event) -> str:
     return f"{event.get('state')}: {event['why']}" if event.get("why") else str(event.get("state"))
 
 
-def _why(event: Event) -> str:
-    return str(event.get("why") or _facts(event))
-
-
-def _ready(event: Event) -> str:
-    return str(event.get("line") or "")
-
-
-def _cleaning(event: Event) -> str:
-    return str(event.get("why") or (f"GPUs {gpus(event['gpus'])}" if event.get("gpus") else ""))
-
-
 _TELL: Mapping[str, Callable[[Event], str]] = {
     "run_created": _created,
+    "supervisor_started": _taken_over,
+    "request": _requested,
     "attempt_started": _started,
+    "loading": lambda _event: "it loads",
     "ready": _ready,
     "progress": _progress,
     "cleaning": _cleaning,
     "incident": _incident,
+    "recovered": lambda event: f"{event.get('class')} no more: {event.get('why')}",
     "attempt_exited": _exited,
     "killed": _killed,
     "spared": _spared,
     "gpus_empty": _empty,
-    "not_empty": _why,
-    "waiting": _why,
+    "not_empty": _not_empty,
+    "waiting": _waiting,
     "note": lambda event: str(event.get("text") or _facts(event)),
-    "recovered": lambda event: f"{event.get('class')} no more: {event.get('why')}",
     "xid": _xid,
     "stacks": _stacks,
+    "log_truncated": _truncated,
+    "callback": _called_back,
     "relaunching": _relaunching,
     "run_finished": _finished,
 }

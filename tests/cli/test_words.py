@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ from gpuctl.cli.explain import last_failure
 from gpuctl.errors import GpuctlError, NotFound, Unreachable, UsageError
 from gpuctl.fleet.runs import Found, Listing, choose
 from gpuctl.spec.inventory import Node
+from gpuctl.watchdog.advice import advise
+from gpuctl.wire.incidents import Evidence, Incident
 from gpuctl.wire.replies import RunRow
 
 NODE = Node(name="n", transport="local")
@@ -75,29 +80,71 @@ def test_gpus(indices: list[int] | None, shown: str) -> None:
 @pytest.mark.parametrize(
     ("event", "sentence"),
     [
-        ({"type": "attempt_started", "pid": 7, "gpus": [0, 1], "params": {"b": 4}}, "pid 7, GPUs 0-1: b=4"),
+        ({"type": "run_created", "by": "ada@here", "state": "queued"}, "launched by ada@here; it waits for its turn"),
+        ({"type": "attempt_started", "pid": 7, "gpus": [0, 1], "params": {"b": 4}}, "pid 7 on GPUs 0-1, with b=4"),
+        ({"type": "supervisor_started", "pid": 9}, "pid 9 goes on where the supervisor before it was lost"),
+        (
+            {"type": "request", "kind": "kill", "by": "ada@here", "grace_s": 10.0, "accepted": True, "params": {}},
+            "ada@here asks to end it, with a grace of 10.0 s",
+        ),
+        (
+            {"type": "request", "kind": "relaunch", "by": None, "accepted": False, "params": {"b": 2}, "why": "no"},
+            "somebody asks for the next attempt with b=2; refused: no",
+        ),
         (
             {"type": "attempt_exited", "exit_code": None, "signal": None, "duration_s": None},
-            "nobody knows how, after an unknown time",
+            "ended, nobody knows how, after an unknown time",
         ),
         (
             {"type": "attempt_exited", "exit_code": None, "signal": 9, "duration_s": 75.2},
-            "by signal 9, after 1 min 15 s",
+            "ended by SIGKILL (9) after 1 min 15 s",
         ),
+        ({"type": "attempt_exited", "exit_code": 3, "signal": None, "duration_s": 2}, "exited with code 3 after 2.0 s"),
         ({"type": "progress", "done": 3.0, "total": 56.0}, "3/56"),
         (
             {"type": "incident", "class": "gpu_oom", "gpu": 0, "requested_bytes": 896 << 20, "free_bytes": 0},
             "gpu_oom on GPU 0: asked for 896.00 MiB, 0 bytes was free",
         ),
         (
+            {"type": "incident", "class": "low_power", "gpu": None, "fatal": False, "advice": "It draws 20 %."},
+            "low_power, but it goes on: It draws 20 %.",
+        ),
+        (
             {"type": "killed", "pid": 8, "name": "python", "signal": "KILL", "why": "its grace is over"},
             "python (pid 8) got KILL: its grace is over",
         ),
+        ({"type": "cleaning", "gpus": [0, 1]}, "ends what is left of it on GPUs 0-1"),
+        ({"type": "spared", "pid": 8, "name": "Xorg", "why": "protected"}, "Xorg (pid 8) is left alone: protected"),
+        ({"type": "not_empty", "failure": "held_outside", "why": "30 MiB"}, "held outside: 30 MiB"),
+        ({"type": "waiting", "why": "GPU 0 is held", "queue": 2}, "GPU 0 is held; number 2 in the queue"),
+        ({"type": "xid", "xid": 79, "gpu": 3, "source": "NVML", "text": "x"}, "Xid 79 on GPU 3, told by NVML: x"),
+        ({"type": "recovered", "class": "stalled", "why": "it prints again"}, "stalled no more: it prints again"),
+        ({"type": "callback", "state": "failed", "exit_code": 0}, "the callback for failed ended with exit code 0"),
         ({"type": "of_a_newer_version", "fact": 1}, "fact 1"),
     ],
 )
 def test_what_an_event_says(event: dict[str, Any], sentence: str) -> None:
     assert sentences.sentence(event) == sentence
+
+
+def test_every_event_that_a_node_writes_has_a_sentence() -> None:
+    node = Path(sentences.__file__).parent.parent / "node"
+    written = re.findall(r"\.write\(\s*\"([a-z_]+)\"", "".join(path.read_text() for path in node.glob("*.py")))
+    assert len(written) > 30
+    assert sorted(set(written) - set(sentences._TELL)) == []
+
+
+def test_numbers_are_said_once() -> None:
+    evidence = Evidence(
+        "gpu_oom", "…", gpu=0, requested_bytes=896 << 20, free_bytes=81 << 20, total_bytes=95 << 30,
+        allocated_bytes=94 << 30, reserved_bytes=78 << 20,
+    )  # fmt: skip
+    found = Incident("gpu_oom", True, "train", [evidence], 0, 896 << 20, 95 << 30, 81 << 20)
+    event = {"type": "incident", **replace(found, advice=advise(found)).to_event()}
+    assert sentences.sentence(event) == (
+        "gpu_oom on GPU 0: asked for 896.00 MiB, 81.00 MiB was free of 95.00 GiB (94.0 GiB allocated by this process, "
+        "78.0 MiB reserved but unused). A smaller batch or sequence should fit."
+    )
 
 
 @pytest.mark.parametrize("type", sorted(sentences._TELL))
