@@ -25,8 +25,8 @@ current.
 
 **RUN** is a run's id (`eagle3-train-x7k2p9`), a unique prefix of one, or a job's name, which means its newest run.
 `tail`, `events`, `wait`, `attach` and `explain` take the newest run launched from here where RUN is left out. `kill`,
-`relaunch` and `rm` never guess: among live runs they list them, and exit with 2; while a node is silent they take a whole id
-only.
+`relaunch` and `rm` never guess: of several live runs they list all, and exit with 2; while a node is silent, they take
+nothing but a whole id.
 
 **NODE** is a name in the [inventory](inventory.md); where several may stand, `a,b` and `label=value` work too.
 
