@@ -72,6 +72,8 @@ class History:
     def _on_incident(self, event: Mapping[str, Any]) -> None:
         if event.get("fatal"):
             self._amend(incident=Incident.from_event(event))
+            if event.get("strangers"):
+                self._amend(gpus_were_empty=False)
 
     def _on_xid(self, event: Mapping[str, Any]) -> None:
         self.xids.add(event["text"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from gpuctl.node.clock import now
@@ -91,14 +92,21 @@ def model_of(devices: Sequence[DeviceSample]) -> Tuple[str, int, Optional[int]]:
 
 
 def enter(supervisor: Supervisor, exit: Exit) -> None:
-    """The current attempt, which has ended, unless it shows nothing: without GPUs, or beside memory of others."""
+    """The current attempt, which has ended, unless it shows nothing: without GPUs, or beside memory of others.
+
+    Of a run that shares its GPUs nobody knows what they will hold next time: it shows what fitted, but no failure and
+    no peak.
+    """
     record, started = supervisor.record, supervisor.record.started
     if started is None or not started.get("model") or not record.attempts[-1].gpus_were_empty:
         return
     entry = _entry(supervisor, started, exit)
     incident = record.attempts[-1].incident
-    if entry.too_big and incident is not None and incident.evidence and held_by_others(incident.evidence[0]):
+    shared = supervisor.spec.share
+    if entry.too_big and (shared or any(map(held_by_others, incident.evidence[:1] if incident is not None else []))):
         return
+    if shared or not supervisor.eyes.company.alone:
+        entry = replace(entry, peak_mib=None, loaded_mib=None)
     try:
         append(StateFolder(supervisor.node), entry)
     except OSError as error:

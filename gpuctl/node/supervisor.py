@@ -19,14 +19,15 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from gpuctl.node import faults, ledger, limits, program, shell
 from gpuctl.node.attempt import Attempt, NotStarted, set_aside
 from gpuctl.node.callback import call_back
+from gpuctl.node.claims import paths_of
 from gpuctl.node.cleaning import Cleaning
 from gpuctl.node.clock import boottime
+from gpuctl.node.company import Company
 from gpuctl.node.folders import RunFolder, StateFolder, write_json
 from gpuctl.node.history import Record
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
 from gpuctl.node.oom_kills import machine_counters
-from gpuctl.node.outputs import paths_of
 from gpuctl.node.placement import Placement, read_launch
 from gpuctl.node.preparing import prepared
 from gpuctl.node.processes import ProcessId, children, find, signal
@@ -194,7 +195,9 @@ class Supervisor:
         workdir = shell.workdir(spec, known)
         folders = [workdir, *paths_of(spec, known)]
         witness = Witness(attempt, folders, machines=machine_counters(self.node), shared=spec.share)
-        self.eyes.open(attempt, spec, workdir, self.log_globs(known), uuids, witness=witness)
+        roots = [process.pid for process in (attempt.keeper, attempt.job) if process is not None]
+        company = Company(spec.run, roots, idle_mib=self.node.idle_mib)
+        self.eyes.open(attempt, spec, workdir, self.log_globs(known), uuids, witness=witness, company=company)
         self.cleaning.open(attempt)
 
     def log_globs(self, known: Mapping[str, Any]) -> List[str]:

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Union
 
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
+from gpuctl.node.company import Company
 from gpuctl.node.folders import RunFolder, write_json
 from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.history import Record
@@ -54,6 +55,7 @@ class Eyes:
         self.peak_mib: Dict[int, int] = {}  # by index, of this attempt
         self.loaded_mib: Optional[int] = None  # on the fullest, once it was ready
         self.done = False  # the job's own line for its end was seen
+        self.company = Company("")
         self._judge: Optional[Judge] = None
         self._follower: Optional[Follower] = None
         self._uuids: List[str] = []
@@ -71,8 +73,9 @@ class Eyes:
         self._job: Optional[int] = None  # a pidfd, until it has told of the job's end
 
     def open(
-        self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str], *, witness: Witness
-    ) -> None:
+        self, attempt: Attempt, spec: RunSpec, workdir: str, globs: Sequence[str], uuids: List[str], *,
+        witness: Witness, company: Company,
+    ) -> None:  # fmt: skip
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
         must know what the old one knew, and journal none of it twice."""
         watch = watch_of(spec)
@@ -83,7 +86,7 @@ class Eyes:
         if globs:
             self._follower.add_globs(workdir, globs, read_standing(attempt))
         self._uuids = uuids
-        self._witness = witness
+        self._witness, self.company = witness, company
         self._tree = Tree(attempt.keeper, attempt.job)
         self._tree_s = min(max(watch.stall.for_s / 4, TREE_S[0]), TREE_S[1]) if watch.stall is not None else TREE_S[1]
         self.peak_mib, self.loaded_mib, self.done = {}, None, False
@@ -120,7 +123,7 @@ class Eyes:
         if now >= self._next_tree:
             self._next_tree = now + self._tree_s
             self._look_at_tree(now)
-        incidents = list(self._judge.tick(now))
+        incidents = [self.company.about(incident) for incident in self._judge.tick(now)]
         for recovered in self._judge.recovered():
             if self.record.life.state == "cleaning":
                 continue  # what it prints while it is being ended is no recovery
@@ -140,7 +143,8 @@ class Eyes:
         if exit.exit_code != 0 and self._witness is not None:
             self._sample()  # an Xid that came with the end is in it
             self._tell(self._witness.at_exit(exit, boottime()))
-        return self._judge.exited(exit, boottime())
+        incident = self._judge.exited(exit, boottime())
+        return self.company.about(incident) if incident is not None else None
 
     def close(self) -> None:
         """Stops following the attempt."""
@@ -172,6 +176,7 @@ class Eyes:
             used = device.memory_used_mib
             if used is not None:
                 self.peak_mib[device.index] = max(used, self.peak_mib.get(device.index, 0))
+        self.company.see(devices)
         self.last_sample = Sample(
             time=sample.time, mono_s=sample.mono_s, devices=devices, driver=sample.driver, error=sample.error,
             xids=sample.xids,

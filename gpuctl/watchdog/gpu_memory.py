@@ -58,6 +58,7 @@ _UNALLOCATED = _sizes(r"SIZE is reserved by PyTorch but unallocated", r"SIZE cac
 _RESERVED = _sizes(r"SIZE reserved in total by PyTorch")
 _ALLOWED = _sizes(r"SIZE allowed;", r"limit set to:? SIZE", r"max allowed: SIZE")
 _OTHER = re.compile(r"\bProcess (\d+) has SIZE memory in use".replace("SIZE", SIZE))
+_USABLE = 0.95  # of a GPU: contexts and the driver want the rest
 _GPU = re.compile(
     r"\bGPU[ :=#]{0,2}(\d{1,2})\b(?!\.\d)|\bGPU_(\d{1,2})_bfc|\bdevice (?:ordinal |id |number )?(\d{1,2})\b"
     r"|\b(?:cuda|xpu|npu|hip|musa)[: ](\d{1,2})\b"
@@ -101,10 +102,20 @@ def is_fragmented(evidence: Evidence) -> bool:
 
 
 def held_by_others(evidence: Evidence) -> bool:
-    """Does the message say that other processes hold most of the GPU, and this one nearly nothing?"""
-    others = sum(other["bytes"] for other in evidence.others)
-    own = evidence.in_use_bytes if evidence.in_use_bytes is not None else evidence.allocated_bytes
-    return bool(others) and own is not None and others > 4 * own
+    """Does the message say that without other processes there would have been room? Those marked as `ours`, of the same
+    attempt, are none: its ranks may share a GPU.
+
+    Where it does not say what this process has in use, the pid that it names may be its own (the driver counts the
+    pids of a container's processes differently): then only where that is nearly nothing.
+    """
+    others = sum(other["bytes"] for other in evidence.others if not other.get("ours"))
+    own, asked = evidence.in_use_bytes, evidence.requested_bytes
+    if own is None or asked is None or evidence.total_bytes is None:
+        own = own if own is not None else evidence.allocated_bytes
+        return bool(others) and own is not None and others > 4 * own
+    with_ours = own + sum(other["bytes"] for other in evidence.others if other.get("ours"))
+    fits_alone = with_ours + asked <= _USABLE * evidence.total_bytes
+    return bool(others) and fits_alone and others + (evidence.free_bytes or 0) >= asked
 
 
 def _first(patterns: Tuple["re.Pattern[str]", ...], text: str) -> Optional[int]:

@@ -41,6 +41,7 @@ HARMFUL: Mapping[str, Tuple[str, str]] = {
 }
 """Where a relaunch would do harm, or fail at once: the state that the run ends in, and what a person must do first."""
 
+_CAUSE_CHARACTERS = 160
 _GRANULE = (
     20 << 20
 )  # PyTorch's allocator asks for blocks of this size whatever the tensor: equal requests prove nothing
@@ -284,10 +285,12 @@ def _again(
 
 
 def _foreign(incident: Incident, since: Sequence[AttemptRecord]) -> Optional[str]:
-    """Was it other processes' memory? Only where the message or the state of the GPUs at the beginning says so."""
+    """Was it other processes' memory? Only where the message says so, or who was seen on the GPUs."""
     if incident.evidence and held_by_others(incident.evidence[0]):
-        pids = ", ".join(str(other["pid"]) for other in incident.evidence[0].others)
+        pids = ", ".join(str(other["pid"]) for other in incident.evidence[0].others if not other.get("ours"))
         return f"other processes ({pids}) held the GPU's memory"
+    if incident.strangers:
+        return f"other processes ({', '.join(map(str, incident.strangers))}) were on its GPUs"
     if since and not since[-1].gpus_were_empty:
         return "the GPUs were not empty when it began"
     return None
@@ -342,7 +345,19 @@ def _what(incident: Incident) -> str:
 
 
 def _stop(state: str, incident: Incident, why: str) -> Action:
-    return Action("stop", f"{_what(incident)}: {why}", state=state)
+    """What happened first, then what was decided."""
+    cause = _cause(incident)
+    return Action("stop", f"{_what(incident)}: {cause}; {why}" if cause else f"{_what(incident)}: {why}", state=state)
+
+
+def _cause(incident: Incident) -> str:
+    """The line that decided, or how the attempt ended. Where GPU memory ran out, the class says it all."""
+    if incident.cls in GIVES_WAY + AT_LOAD:
+        return ""
+    if not incident.evidence:
+        return incident.advice.rstrip(".")
+    text = " ".join(incident.evidence[0].text.split())
+    return text if len(text) <= _CAUSE_CHARACTERS else f"{text[: _CAUSE_CHARACTERS - 1]}…"
 
 
 __all__: List[str] = ["AT_LOAD", "CURABLE", "GIVES_WAY", "HARMFUL", "allocator_settings", "decide"]

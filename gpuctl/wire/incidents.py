@@ -25,7 +25,8 @@ class Evidence(Word):
     in_use_bytes: Optional[int] = None  # by this process
     allocated_bytes: Optional[int] = None
     reserved_bytes: Optional[int] = None  # reserved but unallocated
-    others: List[Dict[str, int]] = field(default_factory=list)  # {"pid", "bytes"}: other processes, as stated
+    others: List[Dict[str, int]] = field(default_factory=list)
+    """{"pid", "bytes"}: other processes, as stated; "ours": 1 for one that gpuctl knows to be of the same attempt."""
     thread: Optional[str] = None  # the thread that died of it
     frame: Optional[str] = None  # the innermost frame of the job's own code, "file:line"
     pid: Optional[int] = None  # of the process that it tells of, where who says it knows
@@ -45,6 +46,7 @@ class Incident(Word):
     total_bytes: Optional[int] = None
     free_bytes: Optional[int] = None
     advice: str = ""  # in full sentences, for people
+    strangers: List[int] = field(default_factory=list)  # where memory ran out: pids on its GPUs that were not the run's
 
     NESTED: ClassVar[Mapping[str, Type[Word]]] = {"evidence": Evidence}
 
@@ -86,7 +88,7 @@ class AttemptRecord(Word):
     duration_s: Optional[float] = None
     loading_s: Optional[float] = None  # until ready, None if it was never reached
     progressed: bool = False
-    gpus_were_empty: bool = True  # when it began
+    gpus_were_empty: bool = True  # when it began, and nobody else was on them when its memory ran out
     requested: bool = False  # started by a person's relaunch: budgets begin anew here
     resumed_from: Optional[str] = None  # the checkpoint that it went on from
     resumed_written: Optional[float] = None  # when that was written: another one of the same name is another one

@@ -77,6 +77,37 @@ def test_memory_of_others() -> None:
     assert not held_by_others(Evidence("gpu_oom", "", in_use_bytes=GIB))
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "asked", "total", "foreign"),
+    [
+        (38.0, 98.0, 8.0, 139.8, True),
+        (1.0, 130.0, 8.0, 139.8, True),
+        (120.0, 15.0, 8.0, 139.8, True),
+        (130.0, 9.0, 8.0, 139.8, False),  # would not have fitted alone either
+        (1.0, 70.0, 90.0, 80.0, False),
+        (38.0, 0.3, 8.0, 139.8, False),  # without the other it would not have fitted more: it has a limit of its own
+    ],
+)
+def test_memory_of_others_is_to_blame_where_it_would_have_fitted_alone(
+    own: float, other: float, asked: float, total: float, foreign: bool
+) -> None:
+    free = max(0.0, min(1.0, total - own - other))
+    text = f"CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of {total} GiB of which"
+    text += f" {free} GiB is free. Process 9 has {other} GiB memory in use. Including non-PyTorch memory, this process"
+    text += f" has {own} GiB memory in use. Of the allocated memory {own} GiB is allocated by PyTorch"
+    found = _read(text)
+    assert held_by_others(found) is foreign
+    mine = Evidence.from_json({**found.to_json(), "others": [{**each, "ours": 1} for each in found.others]})
+    assert not held_by_others(mine), "its own ranks on one GPU"
+
+
+def test_a_pid_that_may_be_its_own_blames_nobody() -> None:
+    """In a container the driver names the process by another pid, and the message does not say "this process"."""
+    text = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 3.00 GiB"
+    text += " is free. Process 771203 has 136.80 GiB memory in use. Of the allocated memory 60.00 GiB is allocated by"
+    assert not held_by_others(_read(text + " PyTorch"))
+
+
 def test_sizes() -> None:
     assert parse_size("98.000244MB") == 102760704
     assert parse_size("no number") is None
