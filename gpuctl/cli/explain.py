@@ -109,7 +109,10 @@ def _journaled(incident: dict[str, Any] | None) -> dict[str, Any]:
     facts = {key: incident[key] for key in _FROM_THE_JOURNAL if incident.get(key) is not None}
     evidence = [item for item in incident.get("evidence") or [] if isinstance(item, dict)]
     if evidence:
-        facts["evidence"] = [{key: item.get(key) for key in ("line", "text", "source")} for item in evidence]
+        facts["evidence"] = [
+            {"line": item.get("line") or None, "text": item.get("text"), "source": item.get("source")}
+            for item in evidence  # line 0: it is no line of a file, but how the attempt ended, say
+        ]
     if incident.get("class"):
         facts["verdict"] = f"Attempt {incident.get('attempt')} failed: {str(incident['class']).replace('_', ' ')}."
     return facts

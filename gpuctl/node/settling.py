@@ -62,8 +62,7 @@ class Settling:
     def _act(self, action: Action, incident: Incident) -> None:
         of = self._of
         if action.kind != "relaunch":
-            said = "" if incident.evidence else f". {incident.advice}"
-            of.finish(action.state or "failed", action.why + said)
+            of.finish(action.state or "failed", action.why)
             return
         if of.spec.observe:
             of.finish("failed", f"observed only; otherwise: {_in_words(action)}")

@@ -193,3 +193,27 @@ def test_policy_stands_above_what_watch_says_of_findings(own: Any, action: str) 
     assert watch.stall is not None and watch.low_power is not None
     assert (watch.stall.for_s, watch.stall.action, watch.low_power.action) == (60.0, action, action)
     assert watch_of(_spec()) == Watch()
+
+
+@pytest.mark.parametrize(
+    ("incident", "why"),
+    [
+        (
+            Incident("unknown", True, evidence=[Evidence("unknown", "ended by SIGKILL", source="exit")], advice="It…"),
+            "unknown: ended by SIGKILL; nothing says",
+        ),
+        (
+            Incident("code_error", True, evidence=[Evidence("code_error", "exit code 1 in `setup`", source="exit")]),
+            "code_error: exit code 1 in `setup`; a second try would fail",
+        ),
+        (
+            Incident("code_error", True, evidence=[Evidence("code_error", "ValueError: x " + "y" * 999)]),
+            "code_error: ValueError: x yyy",
+        ),
+        (Incident("timeout", True, advice="It took longer than 5 s."), "timeout: It took longer than 5 s; "),
+    ],
+)
+def test_what_happened_is_said_before_what_was_decided(incident: Incident, why: str) -> None:
+    spec = RunSpec("r-1", "r", "n", "true")
+    action = decide(incident, spec, {}, [AttemptRecord(1, {}, incident)])
+    assert (action.kind, action.why.startswith(why), len(action.why) < 400) == ("stop", True, True), action.why
