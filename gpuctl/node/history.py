@@ -23,6 +23,7 @@ class History:
         self.started: Optional[Mapping[str, Any]] = None  # the last attempt_started
         self.exited: Optional[Mapping[str, Any]] = None  # the attempt_exited of that attempt
         self.asked: Optional[Mapping[str, Any]] = None  # an accepted request that is not carried out yet
+        self.loaded_mib: Optional[int] = None  # when that attempt was ready
         self.relaunch: Optional[Mapping[str, Any]] = None  # a relaunching event that no attempt followed yet
         self.begun: Dict[str, Any] = {}  # what the last attempt was begun with: params and added environment
         self.called_back = False  # since the last ending
@@ -43,7 +44,7 @@ class History:
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
         before = self.relaunch or {}
         self.begun = {"params": dict(event.get("params", {})), "env": dict(before.get("env") or {})}
-        self.started, self.exited, self.relaunch = event, None, None
+        self.started, self.exited, self.relaunch, self.loaded_mib = event, None, None, None
         self.xids.clear()
         if event.get("keeper"):
             self.keepers.append(ProcessId(event["keeper"], event["keeper_start"]))
@@ -60,6 +61,7 @@ class History:
 
     def _on_ready(self, event: Mapping[str, Any]) -> None:
         self._loaded(event)
+        self.loaded_mib = event.get("loaded_mib")
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
         self._loaded(event)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Sequence
 
 from gpuctl.watchdog.judge import Guard, Judge, Notice
-from gpuctl.watchdog.moments import Moment, Reading, readings, thinned
+from gpuctl.watchdog.moments import Moment, Reading, memory_mib, readings, thinned
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import Watch
 from gpuctl.wire.samples import Sample, TreeIo
@@ -107,6 +107,17 @@ class MomentFile:
         with open(aside, "w", encoding="ascii") as file:
             file.writelines(f"{moment.to_line()}\n" for moment in thinned(read_moments(self.path), now))
         os.rename(aside, self.path)
+
+
+def peaks(folder: str) -> Dict[int, int]:
+    """The most memory that was seen of each GPU, by index, in the attempt of this folder."""
+    found: Dict[int, int] = {}
+    for moment in read_moments(os.path.join(folder, NAME)):
+        for index, reading in moment.gpus.items():
+            used_mib = memory_mib(reading)
+            if used_mib is not None:
+                found[int(index)] = max(used_mib, found.get(int(index), 0))
+    return found
 
 
 def read_moments(path: str) -> List[Moment]:

@@ -18,7 +18,7 @@ from gpuctl.node.folders import RunFolder, write_json
 from gpuctl.node.follower import Follower, Mark, Truncated, standing
 from gpuctl.node.history import Record
 from gpuctl.node.processes import descriptor
-from gpuctl.node.recording import RecordingJudge
+from gpuctl.node.recording import RecordingJudge, peaks
 from gpuctl.node.room import has_room
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.tree_io import Tree
@@ -62,6 +62,7 @@ class Eyes:
         self._witness: Optional[Witness] = None
         self._watched: Set[str] = set()
         self._behind = False  # the logs hold more than was read
+        self._again = False  # they are read that an earlier supervisor has read
         self._next_sample = 0.0
         self._next_room = 0.0
         self._tree = Tree(None)
@@ -89,7 +90,7 @@ class Eyes:
         self._witness, self.company = witness, company
         self._tree = Tree(attempt.keeper, attempt.job)
         self._tree_s = min(max(watch.stall.for_s / 4, TREE_S[0]), TREE_S[1]) if watch.stall is not None else TREE_S[1]
-        self.peak_mib, self.loaded_mib, self.done = {}, None, False
+        self.peak_mib, self.loaded_mib, self.done = peaks(attempt.folder.path), self.record.loaded_mib, False
         self._unwritten, self._last_progress = None, 0.0
         self._watch(attempt.folder.path)  # its log grows there
         self._job = descriptor(attempt.job) if attempt.job is not None else None
@@ -97,10 +98,12 @@ class Eyes:
             self.waiter.add_fd(self._job)
         if self.record.life.attempt == attempt.number and self.record.life.state in ("loading", "running", "cleaning"):
             quietly = self.record.attempts[-1].progressed or self.record.life.state != "loading"
+            self._again = True
             self._read(quietly=quietly, within_s=LAST_READ_S)
             if self._behind:
                 self._follower.leap(LAST_BYTES)
                 self._read(quietly=quietly, within_s=LAST_READ_S)
+            self._again = False
 
     def look(self, timeout_s: float) -> List[Incident]:
         """Waits for something to happen, at most so long; reads, samples, journals; answers confirmed incidents."""
@@ -252,8 +255,9 @@ class Eyes:
             self._progress(notice)
         elif isinstance(notice, Ready):
             self._sample()
-            self.loaded_mib = max(self.peak_mib.values(), default=None)
-            self.record.write("ready", line=notice.line[:LINE_CHARACTERS])
+            if not self._again:  # what is in use now says nothing of then
+                self.loaded_mib = max(self.peak_mib.values(), default=None)
+            self.record.write("ready", line=notice.line[:LINE_CHARACTERS], loaded_mib=self.loaded_mib)
         elif isinstance(notice, TooSlow):
             self.record.write("note", text=f"watch.{notice.key} took too long on a line and is not used any more")
         elif isinstance(notice, Loading) and self.record.life.state == "starting":

@@ -78,6 +78,11 @@ def readings(sample: Sample) -> Dict[str, Reading]:
     }
 
 
+def memory_mib(reading: Reading) -> Optional[int]:
+    """The memory in use, of a reading; None where it was not read."""
+    return _whole(reading[_MEMORY]) if len(reading) > _MEMORY else None
+
+
 def _device(index: str, reading: Reading, uuid: str, total_mib: Optional[int]) -> DeviceSample:
     utilisation, power_w, used_mib, limit_w, temperature = [*reading, None, None, None, None, None][:5]
     return DeviceSample(

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuctl.node.folders import StateFolder
 from gpuctl.node.ledger import append, read
+from gpuctl.node.recording import peaks
 from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import OnOom, RunSpec
@@ -22,6 +23,26 @@ TRAIN = (
     "import sys, time; from gpuctl.simulation.cuda import Gpu; Gpu(0).allocate('x', int(sys.argv[1]) << 20);"
     "[(print('step %d/2' % n), time.sleep(0.6)) for n in (1, 2)]"
 )
+SHRINKS = """
+import os, sys, time
+sys.path[:0] = os.environ["PYTHONPATH"].split(":")
+from gpuctl.simulation.cuda import Gpu
+
+def wait(gate):
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+
+gpu = Gpu(0)
+gpu.allocate("model", 3000 << 20)
+print("step 1/3", flush=True)
+time.sleep(1.0)
+gpu.allocate("batch", 9000 << 20)
+wait("shrink")
+gpu.free("batch")
+print("shrunk", flush=True)
+wait("end")
+print("step 3/3", flush=True)
+"""
 COMMAND = f'{sys.executable} -c "{TRAIN}" {{size}}'
 
 
@@ -119,6 +140,26 @@ def test_the_supervisors_death_loses_no_entry(sim: TestNode) -> None:
     sim.start(job(sim, "job-1", 1000))
     sim.wait_over("job-1")
     assert [(found["attempt"], found["fitted"]) for found in entries(sim, 1)] == [(1, True)]
+
+
+def test_the_supervisors_death_hides_no_memory(sim: TestNode) -> None:
+    """Memory comes and goes while one supervisor looks; another sees the end."""
+    script = sim.folder / "shrinks.py"
+    script.write_text(SHRINKS)
+    sim.start(sim.job(f"{sys.executable} {script}", gpus=1))
+    wait_until(lambda: sim.events(type="progress"))
+    journaled = sim.events(type="ready")[0]["loaded_mib"]
+    wait_until(lambda: peaks(str(sim.state_dir / "runs/job-1/attempts/1")).get(0, 0) > 9000)
+    (sim.folder / "shrink").touch()
+    wait_until(lambda: "shrunk" in sim.log())
+    sim.kill_9("supervise")
+    sim.ps()
+    wait_until(lambda: sim.events(type="supervisor_started"))
+    (sim.folder / "end").touch()
+    assert sim.wait_over().state == "succeeded"
+    (found,) = entries(sim, 1)
+    assert found["peak_mib"] >= 9000
+    assert found["loaded_mib"] == journaled and 3000 <= journaled < 9000
 
 
 def test_launch_warns_of_what_failed(sim: TestNode) -> None:
