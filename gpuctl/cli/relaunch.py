@@ -20,8 +20,8 @@ from gpuctl.fleet.fleet import Fleet
 from gpuctl.fleet.follow import follow_request
 from gpuctl.fleet.runs import Found
 from gpuctl.fleet.who import whoami
-from gpuctl.spec.job import load_job
-from gpuctl.spec.render import parse_sets, render
+from gpuctl.spec.job import as_written, load_job
+from gpuctl.spec.render import parse_sets, render, set_texts
 from gpuctl.wire.requests import Request
 
 
@@ -60,7 +60,9 @@ def _request(found: Found, sets: tuple[str, ...], job: str | None) -> tuple[Requ
     row = found.row
     assert row is not None, "a run that is asked for with `sure` has its row"  # noqa: S101 - says why to mypy
     if job is None:
-        return Request(**{**vars(request), "params": parse_sets(sets, row.params)}), _at_hand(row.secrets)
+        values = parse_sets(sets, row.params)
+        written = as_written(values, set_texts(sets))
+        return Request(**{**vars(request), "params": values, "written": written}), _at_hand(row.secrets)
     rendered = render(load_job(job_file(job)), found.node, run=found.run, sets=sets, environ=os.environ, by=whoami())
     return Request(**{**vars(request), "spec": rendered.spec.to_json()}), rendered.secrets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuctl.node import faults, ledger
@@ -81,6 +82,9 @@ class Settling:
         archived = of.resuming.plan()  # of what was written under the spec so far
         if request.spec is not None:
             of.change_spec(RunSpec.from_json({**request.spec, "run": of.spec.run}))
+        elif request.params:
+            kept = {name: text for name, text in of.spec.written.items() if name not in request.params}
+            of.change_spec(replace(of.spec, written={**kept, **request.written}))
         params = {**(of.spec.params if request.spec is not None else of.record.life.params), **request.params}
         why = f"asked for{f' by {request.by}' if request.by else ''}"
         of.record.write("relaunching", sync=True, params=params, why=why, requested=True, **archived)

@@ -34,8 +34,14 @@ def login_shell() -> List[str]:
 
 
 def values(spec: RunSpec, params: Mapping[str, Scalar], attempt: int, gpus: int, port: int) -> Dict[str, Scalar]:
-    """What braces may name, beside the parameters."""
-    return {**params, "run": spec.run, "job": spec.job, "attempt": attempt, "gpus": gpus, "port": port}
+    """What braces may name: the parameters, as they were written where that is known, and gpuctl's own."""
+    shown = {name: _as_written(value, spec.written.get(name)) for name, value in params.items()}
+    return {**shown, "run": spec.run, "job": spec.job, "attempt": attempt, "gpus": gpus, "port": port}
+
+
+def _as_written(value: Scalar, text: Optional[str]) -> Scalar:
+    """The text, as long as it stands for this value: the ladder and people give others."""
+    return text if text is not None and isinstance(value, float) and float(text) == value else value
 
 
 def free_port() -> int:

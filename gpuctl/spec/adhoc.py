@@ -51,11 +51,12 @@ def job_from_argv(
         raise UsageError("nothing to run", "Write the command after --, or name a job file")
     words = [shlex.quote(braces.escape(word)) for word in argv]
     params: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for flag in reduce:
         param, found = _param(flag), _value_of(flag, argv)
         if param in params:
             raise UsageError(f"--reduce {flag}: named twice")
-        params[param] = _number(flag, found.value)
+        params[param], texts[param] = _number(flag, found.value), found.value
         words[found.position] = (shlex.quote(braces.escape(found.before)) if found.before else "") + f"{{{param}}}"
     given = {
         "name": name if name is not None else _name(argv),
@@ -71,7 +72,8 @@ def job_from_argv(
         "launcher": launcher,
         "on_oom": {"reduce": list(params)} if params else None,
     }
-    return _checked({key: value for key, value in given.items() if value is not None})
+    job = _checked({key: value for key, value in given.items() if value is not None})
+    return job.with_params(job.params, texts)
 
 
 def _checked(data: dict[str, Any]) -> Job:

@@ -6,11 +6,11 @@ other (`gpuctl.spec.checks`), the last as far as the keys that they read are sou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from gpuctl.errors import BadFile, Fault
 from gpuctl.spec import document, faults
@@ -91,6 +91,19 @@ class Job(Section):
     observe: bool = False
     """judge and journal everything, do nothing"""
 
+    _written: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def written(self) -> dict[str, str]:
+        """Numbers among the parameters as they were written, where Python writes them otherwise: 1e3, 1000.0."""
+        return self._written
+
+    def with_params(self, params: dict[str, Any], written: dict[str, str]) -> Job:
+        """With other parameters; `written` has the texts of those that came as text."""
+        changed = self.model_copy(update={"params": params})
+        changed._written = as_written(params, written)
+        return changed
+
     def templates(self) -> Iterator[Template]:
         """Every text in which braces mean something."""
         yield Template(("command",), self.command)
@@ -101,6 +114,15 @@ class Job(Section):
         if self.resume is not None:
             yield Template(("resume", "when"), self.resume.when)
             yield Template(("resume", "append"), self.resume.append, ("latest",))
+
+
+def as_written(params: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of numbers that Python would write in another way."""
+    return {
+        name: text
+        for name, text in texts.items()
+        if isinstance(params.get(name), float) and isinstance(text, str) and text != repr(params[name])
+    }
 
 
 def load_job(path: Path) -> Job:
@@ -126,7 +148,7 @@ def from_document(found: Document) -> Job:
     wrong.extend(found.fault(place, message) for place, message in faults_of(job, unsound))
     if wrong:
         raise BadFile(sorted(wrong, key=lambda fault: fault.line or 0))
-    return job
+    return job.with_params(job.params, found.texts(("params",), job.params))
 
 
 def _sound_part(data: dict[str, Any], error: ValidationError) -> tuple[Job, set[Key]]:

@@ -53,6 +53,11 @@ def parse_sets(sets: Iterable[str], known: Iterable[str]) -> dict[str, Scalar]:
     return values
 
 
+def set_texts(sets: Iterable[str]) -> dict[str, str]:
+    """The values of `--set K=V` as they were written."""
+    return {name: text for name, _equals, text in (each.partition("=") for each in sets)}
+
+
 def parse_gpus(text: str) -> Gpus:
     """`--gpus`: `2` is how many, `all`, `0,1` or `[2]` are which. Raises `UsageError`."""
     listed = text.strip().removeprefix("[").removesuffix("]")
@@ -71,10 +76,11 @@ def parse_gpus(text: str) -> Gpus:
 
 def with_sets(job: Job, sets: Iterable[str]) -> Job:
     """The job with other values of its parameters, checked again. Raises `UsageError`."""
+    sets = list(sets)
     values = parse_sets(sets, job.params)
     if not values:
         return job
-    changed = job.model_copy(update={"params": job.params | values})
+    changed = job.with_params(job.params | values, {**job.written, **set_texts(sets)})
     problems = [f"{dotted(place)}: {message}" for place, message in checks.faults_of(changed)]
     if problems:
         given = " ".join(f"{name}={value}" for name, value in values.items())
@@ -106,6 +112,7 @@ def render(
         node=node.name,
         command=job.command,
         params=dict(job.params),
+        written=dict(job.written),
         setup=job.setup,
         workdir=job.workdir,
         env=dict(job.env),

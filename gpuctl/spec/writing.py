@@ -31,7 +31,23 @@ _Writer.add_representer(str, _text)
 _Writer.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"(?:{FLOAT.pattern})\Z"), list("-+.0123456789"))
 
 
+class _Number(float):
+    """A number that is to stand there as it was written."""
+
+    text: str
+
+
+def _number(writer: yaml.SafeDumper, value: _Number) -> yaml.ScalarNode:
+    return writer.represent_scalar("tag:yaml.org,2002:float", value.text)
+
+
+_Writer.add_representer(_Number, _number)
+
+
 def to_yaml(job: Job) -> str:
     """The job file that describes `job`, with what differs from the defaults."""
     data = job.model_dump(by_alias=True, exclude_defaults=True)
+    for name, text in job.written.items():
+        number = data["params"][name] = _Number(job.params[name])
+        number.text = text
     return yaml.dump(data, Dumper=_Writer, sort_keys=False, width=10_000, allow_unicode=True)

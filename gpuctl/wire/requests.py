@@ -18,5 +18,6 @@ class Request(Word):
     by: str = ""
     grace_s: Optional[float] = None  # kill, relaunch: instead of the job's own
     params: Dict[str, Scalar] = field(default_factory=dict)  # relaunch: the values that change
+    written: Dict[str, str] = field(default_factory=dict)  # as in RunSpec
     spec: Optional[Dict[str, object]] = None  # relaunch --job: a whole new run spec
     force: bool = False

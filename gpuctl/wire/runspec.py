@@ -100,6 +100,7 @@ class RunSpec(Word):
     node: str  # the inventory's name of the node that it was launched on
     command: str  # shell text with braces
     params: Dict[str, Scalar] = field(default_factory=dict)
+    written: Dict[str, str] = field(default_factory=dict)  # numbers among them as a person wrote them: 1e3, not 1000.0
     setup: str = ""
     workdir: str = "~"
     env: Dict[str, str] = field(default_factory=dict)

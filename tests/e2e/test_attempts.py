@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_secrets_reach_the_job_and_no_file(far: Site) -> None:
     assert far.log(run).strip() == b"15"
     for path in (*far.folder.rglob("far/runs/**/*"), *far.folder.rglob("home/*")):
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_an_ended_run_gets_its_secrets_from_who_relaunches_it(far: Site) -> None:
+    text = f'gpus: 0\nworkdir: {far.work}\nsecrets: [TOKEN]\ncommand: printf %s "$TOKEN" | wc -c\n'
+    run, _finished = ended(far, text, node="gpu1", env={"TOKEN": "hunter2"})
+    without = far("relaunch", run, code=1).err
+    assert "TOKEN" in without and "blocked" in without
+    far("relaunch", run, env={"TOKEN": "another"})
+    assert far.await_end(run)["state"] == "succeeded"
+    assert far.logs(run).split() == [b"7", b"7"]
 
 
 def test_setup_is_before_the_command_in_the_same_shell(site: Site) -> None:
@@ -251,3 +262,31 @@ def test_tail_follows_over_attempts_and_cut_connections(far: Site) -> None:
     second = [f"attempt 2 line {number}" for number in range(lines)]
     assert copy.out.decode().splitlines()[-lines:] == second
     assert "trying again" in copy.err
+
+
+def test_a_frozen_supervisor_is_told_from_a_silent_machine(site: Site) -> None:
+    run = site.run_of("echo begun; exec sleep 600")
+    site.await_log(run, b"begun")
+    (supervisor,) = site.processes("supervise", run)
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    for words in (["kill", run], ["relaunch", run]):
+        error = site(*words, code=4).err
+        assert f"(pid {supervisor.pid}) is stopped" in error
+        assert f"kill -CONT {supervisor.pid}" in error
+        assert "nothing heard" not in error
+    os.kill(supervisor.pid, signal.SIGCONT)
+    assert site.await_end(run)["state"] == "killed", "what was asked for first is done"
+
+
+def test_numbers_reach_the_command_as_they_were_written(site: Site) -> None:
+    params = "params: {a: 1e3, b: 1000., c: 3e-5, d: 7, e: 2.50}"
+    text = f"gpus: 0\n{params}\nenv: {{A: '{{a}}'}}\ncommand: echo {{a}} $A {{b}} {{c}} {{d}} {{e}}\n"
+    run, _finished = ended(site, text)
+    assert site.log(run) == b"1e3 1e3 1000. 3e-5 7 2.50\n"
+    assert site.row(run)["params"] == {"a": 1000.0, "b": 1000.0, "c": 3e-5, "d": 7, "e": 2.5}
+    site("relaunch", run, "--set", "a=2E3", "--set", "d=8")
+    site.await_end(run)
+    assert site.log(run, 2) == b"2E3 2E3 1000. 3e-5 8 2.50\n"
+    site("relaunch", run, "--set", "a=2000")
+    site.await_end(run)
+    assert site.log(run, 3) == b"2000 2000 1000. 3e-5 8 2.50\n"

@@ -39,7 +39,7 @@ def test_it_is_short_and_reads_well(tmp_path: Path) -> None:
     text = SMALLEST + "timeout: 5400\nsetup: |\n  a\n  b\ngpus: [0]\nparams: {lr: 3e-5, s: 3e-5x}\n"
     assert to_yaml(job(tmp_path, text)) == (
         "name: small\ngpus:\n- 0\nsetup: |\n  a\n  b\ncommand: python train.py\n"
-        "params:\n  lr: 3.0e-05\n  s: 3e-5x\ntimeout: 1h30m\n"
+        "params:\n  lr: 3e-5\n  s: 3e-5x\ntimeout: 1h30m\n"
     )
 
 
