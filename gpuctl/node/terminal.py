@@ -18,6 +18,9 @@ SERVER = "gpuctl"
 DEADLINE_S = 10.0
 SIZE = ("-x", "80", "-y", "24")  # until someone attaches: tmux loses lines where it has to fold them into fewer columns
 HISTORY = "20000"  # lines to scroll back
+KEYS = {"d": ("detach-client",), "[": ("copy-mode",), "PPage": ("copy-mode", "-u")}
+"""What follows C-b in a view: to leave and to scroll. All others are taken away: most of them open windows with shells,
+which a person would take for the job's, and some end the view."""
 
 
 def tmux(server: str = SERVER) -> List[str]:
@@ -44,11 +47,18 @@ def open_view(run_dir: str, *, server: str = SERVER, argv: Optional[List[str]] =
         return
     name = os.path.basename(run_dir)
     command = argv if argv is not None else program.argv("view", run_dir)
-    settings = ("set-option", "-g", "history-limit", HISTORY, ";")
-    done = _tmux(server, *settings, "new-session", "-d", "-s", name, *SIZE, "--", *command)
+    done = _tmux(server, *_settings(), "new-session", "-d", "-s", name, *SIZE, "--", *command)
     if done.returncode != 0 and not has_view(run_dir, server=server):
         said = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
         raise Refusal(UNFIT, f"tmux could not open a session for {name}: {said}", "`launcher: nohup` needs no tmux")
+
+
+def _settings() -> List[str]:
+    """Of the server, before its first session and again before each."""
+    words = ["set-option", "-g", "history-limit", HISTORY, ";", "unbind-key", "-a", "-T", "prefix", ";"]
+    for key, action in KEYS.items():
+        words += ["bind-key", "-T", "prefix", key, *action, ";"]
+    return words
 
 
 def close_view(run_dir: str, *, server: str = SERVER) -> None:

@@ -86,11 +86,14 @@ def test_attach_shows_the_view_and_ctrl_c_leaves_it(far: Site) -> None:
     run = far("launch", "job.yaml", "--json").json()["run"]
     screen = far.on_terminal("attach", run)
     screen.shows(b"in the pane")
+    screen.press(b"\x02c\x02%\x02:new-window\r")  # what opens a shell in any other tmux
     screen.press(b"\x03")
     assert screen.end() == 130
     assert f"{run} goes on".encode() in screen.shown
     assert f"gpuctl kill {run}".encode() in screen.shown
     assert far.row(run)["state"] not in ENDED
+    panes = far("exec", "gpu1", "--", "tmux", "-L", "gpuctl", "list-panes", "-s", "-t", f"={run}")
+    assert len(panes.out.splitlines()) == 1, panes.out
     assert "terminal" in far("attach", run, code=2).err
 
 

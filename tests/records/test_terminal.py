@@ -117,3 +117,10 @@ def test_the_server_carries_no_marker_of_ours(new_run: NewRun, server: str, monk
     )
     assert "HOME=" in shown.stdout
     assert "GPUCTL" not in shown.stdout
+
+
+def test_no_key_opens_anything(new_run: NewRun, server: str) -> None:
+    for run in ("a-1", "b-1"):  # the second finds the server as the first has set it up
+        open_view(new_run(run), server)
+        listed = subprocess.check_output([*terminal.tmux(server), "list-keys", "-T", "prefix"], text=True)
+        assert sorted(line.split()[3].strip("\\") for line in listed.splitlines()) == sorted(terminal.KEYS)
