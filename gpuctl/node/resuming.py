@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from gpuctl.node import faults, outputs, shell
 from gpuctl.node.checkpoints import SETTLED_S, Checkpoint, checkpoints
+from gpuctl.node.claims import claim_of, meet, others
 from gpuctl.node.folders import StateFolder
+from gpuctl.node.journal import outline
+from gpuctl.node.refusal import UNSAFE, Refusal
 from gpuctl.watchdog.budgets import spoiled
 from gpuctl.wire import braces
-from gpuctl.wire.runspec import Scalar
+from gpuctl.wire.runspec import RunSpec, Scalar
 
 if TYPE_CHECKING:
     from gpuctl.node.supervisor import Supervisor
@@ -26,13 +29,19 @@ class Resuming:
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def candidates(self) -> List[Checkpoint]:
-        """What the next attempt could go on from, the best first: written since the run began (unless it was launched
-        with --resume), and not given up."""
+        """What the next attempt could go on from, the best first: written by an attempt of this run (or before the
+        run, if it was launched with --resume), and not given up."""
         of = self._of
         if of.spec.resume is None:
             return []
-        since = None if of.spec.resume_older else _wall(of.record.life.created)
-        found = checkpoints(shell.workdir(of.spec, self._known()), self._patterns(), since=since)
+        ours = spans(outline(of.run.journal), of.spec.stop.grace_s + SETTLED_S)
+        if of.spec.resume_older:
+            ours.insert(0, (0.0, ours[0][0] if ours else time.time()))
+        found = [
+            each
+            for each in checkpoints(shell.workdir(of.spec, self._known()), self._patterns())
+            if any(first <= each.written <= last for first, last in ours)
+        ]
         anew = bool((of.record.relaunch or {}).get("requested"))
         given_up = spoiled(of.record.attempts, anew=anew)
         return [each for each in found if each.key not in given_up]
@@ -110,8 +119,32 @@ class Resuming:
         return shell.values(of.spec, params, max(1, of.record.number), len(started.get("gpus") or []), 0)
 
 
-def _wall(moment: Optional[str]) -> Optional[float]:
-    """A journal's time as seconds since the epoch, as files have it. Whole: file systems round down."""
-    if moment is None:
-        return None
-    return float(int(datetime.strptime(moment, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc).timestamp()))
+def check(spec: RunSpec, known: Mapping[str, Scalar], state: StateFolder) -> None:
+    """Before a launch. Raises Refusal where a live run's checkpoints could be taken for this one's, or the reverse."""
+    mine = claim_of(spec, known).checkpoints
+    for other in others(spec, state) if mine is not None else ():
+        if mine is not None and other.checkpoints is not None and meet(mine, other.checkpoints):
+            raise Refusal(
+                UNSAFE, f"resume.when: {other.run}, which is live, has its checkpoints there too: {other.checkpoints}",
+                "one would go on from the other's: write them to another folder (`{run}` in its name makes it the "
+                "run's own), or wait for that run's end",
+            )  # fmt: skip
+
+
+def spans(events: Iterable[Mapping[str, Any]], grace_s: float) -> List[Tuple[float, float]]:
+    """When the run's attempts lived, in wall time: what was written at other times is not theirs. Whole seconds at the
+    beginning, since file systems round down; what an attempt left behind may write until `grace_s` after its exit."""
+    found: List[Tuple[float, float]] = []
+    open_since: Optional[float] = None
+    for event in events:
+        if event["type"] in ("attempt_started", "attempt_exited", "run_finished") and open_since is not None:
+            found.append((open_since, _wall(event["time"]) + grace_s))
+            open_since = None
+        if event["type"] == "attempt_started":
+            open_since = float(int(_wall(event["time"])))
+    return found if open_since is None else [*found, (open_since, float("inf"))]
+
+
+def _wall(moment: str) -> float:
+    """A journal's time as seconds since the epoch, as files have it."""
+    return datetime.strptime(moment, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc).timestamp()

@@ -22,6 +22,7 @@ from gpuctl.node.machine import identity
 from gpuctl.node.outputs import check as check_outputs
 from gpuctl.node.placement import LAUNCH_FILE, Launch, life_of
 from gpuctl.node.refusal import BAD_USAGE, FAILED, UNFIT, UNSAFE, Refusal
+from gpuctl.node.resuming import check as check_resume
 from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.terminal import open_view
 from gpuctl.watchdog.ledger import outlook
@@ -41,7 +42,9 @@ def start(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
     if not os.path.isdir(folder.path):
         state.ensure()
         _check(spec)
-        check_outputs(spec, shell.values(spec, spec.params, 1, 0, 0), state)
+        known = shell.values(spec, spec.params, 1, 0, 0)
+        check_outputs(spec, known, state)
+        check_resume(spec, known, state)
         warnings += _nothing_to_resume(spec)
         warnings += _lingering()
         folder = _create(spec, node, state, warnings, force=bool(request.get("force")))

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpuctl.node.resuming import spans
 from gpuctl.wire.runspec import OnOom, Outputs, Relaunches, Resume, RunSpec
 from tests.parts.node import TestNode, node
 from tests.parts.pythons import pythons
+from tests.waiting import wait_until
 
 RESUME = Resume("ckpt/*.pt", "--resume {latest}")
 LOST = "echo 'RuntimeError: NCCL communicator was aborted on rank 0. Original reason: watchdog timeout'; exit 1"
@@ -133,3 +135,51 @@ def test_a_launch_that_finds_nothing_to_resume_says_so(sim: TestNode) -> None:
     again = RunSpec.from_json({**_job(sim, "exit 0", resume_older=True).to_json(), "run": "job-2"})
     assert sim.start(again)["warnings"] == []
     sim.wait_over("job-2")
+
+
+THEIRS_TOO = [
+    "ckpt/*.pt",
+    "ckpt/step_?.pt",
+    "other/../ckpt/[a-z]tep_1.pt",
+    "**/*.pt",
+    "{folder}/ckpt/step_{attempt}.pt",
+]
+
+
+@pytest.mark.parametrize("when", THEIRS_TOO)
+def test_a_launch_beside_a_live_run_with_the_same_checkpoints_is_refused(sim: TestNode, when: str) -> None:
+    sim.start(sim.job("sleep 60", "first-1", gpus=0, resume=Resume("./ckpt/step_*.pt", "{latest}")))
+    resume = Resume(when.replace("{folder}", str(sim.folder)), "{latest}")
+    answer = sim.start(sim.job("true", "second-1", gpus=0, resume=resume))
+    assert answer["error"]["code"] == 5
+    assert "first-1" in answer["error"]["what"] and "{run}" in answer["error"]["hint"]
+    for own in ("ckpt/{run}/*.pt", "other/step_*.pt", "ckpt/*.bin", "ckpt/last_*.pt", "*.pt"):
+        spec = sim.job("true", f"own-{own.count('/')}{len(own)}", gpus=0, resume=Resume(own, "{latest}"))
+        assert "error" not in sim.start(spec), own
+
+
+def test_what_others_wrote_between_its_attempts_is_none_of_its_own(sim: TestNode) -> None:
+    """Nor what they wrote before it began, though it was made by the same job in the same folder."""
+    spec = _job(sim, 'echo "args: $*"; echo 1 >ckpt/mine.pt; exit 1', policy={})
+    sim.start(spec)
+    assert sim.wait_over().state == "failed"
+    theirs = sim.folder / "ckpt/theirs.pt"
+    theirs.write_text("x")
+    ended = os.stat(sim.folder / "ckpt/mine.pt").st_mtime
+    os.utime(theirs, (ended + 600, ended + 600))
+    sim.ask("job-1", "relaunch", wait=True)
+    wait_until(lambda: len(_started(sim)) == 2)
+    assert _started(sim) == [None, str(sim.folder / "ckpt/mine.pt")]
+
+
+def test_when_the_attempts_of_a_run_lived() -> None:
+    def at(second: int, type: str) -> dict[str, str]:
+        return {"type": type, "time": f"2026-01-01T00:00:{second:02}.500Z"}
+
+    zero = spans([at(0, "attempt_started")], 0.0)[0][0]
+    events = [at(0, "attempt_started"), at(5, "attempt_exited"), at(6, "run_finished"), at(20, "attempt_started")]
+    assert spans(events[:1], 3.0) == [(zero, float("inf"))], "it lives"
+    assert spans(events[:3], 3.0) == [(zero, zero + 8.5)]
+    assert spans(events, 3.0) == [(zero, zero + 8.5), (zero + 20, float("inf"))]
+    lost = [events[0], at(9, "run_finished")]
+    assert spans(lost, 3.0) == [(zero, zero + 12.5)], "the machine was restarted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from gpuctl.node.folders import StateFolder, write_json
 from gpuctl.node.journal import Journal
 from gpuctl.node.refusal import Refusal
 from gpuctl.wire.nodespec import NodeSpec
-from gpuctl.wire.runspec import Outputs, RunSpec, Scalar
+from gpuctl.wire.runspec import Outputs, Resume, RunSpec, Scalar, Watch
 
 
 class Place:
@@ -24,11 +25,13 @@ class Place:
         self.work.mkdir()
         self.state = StateFolder(NodeSpec("here", state_dir=str(folder / "state")))
 
-    def spec(self, *paths: str, run: str = "job-1", keep: bool = False, after: str | None = None) -> RunSpec:
+    def spec(
+        self, *paths: str, run: str = "job-1", keep: bool = False, after: str | None = None, **keys: Any
+    ) -> RunSpec:
+        keys = {"workdir": str(self.work), **keys}
         return RunSpec(
-            run, "job", "here", "true", workdir=str(self.work), after=after,
-            outputs=Outputs(list(paths), "keep" if keep else "archive"),
-        )  # fmt: skip
+            run, "job", "here", "true", after=after, outputs=Outputs(list(paths), "keep" if keep else "archive"), **keys
+        )
 
     def known(self, spec: RunSpec, attempt: int = 1) -> dict[str, Scalar]:
         return {"run": spec.run, "job": spec.job, "attempt": attempt, "gpus": 0, "port": 0}
@@ -176,3 +179,38 @@ def test_the_same_place_by_another_name(place: Place, tmp_path: Path) -> None:
     place.live(place.spec(str(tmp_path / "alias/out"), run="other-1"))
     with pytest.raises(Refusal, match="other-1"):
         place.check(place.spec("out"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "loses"),
+    [
+        ({"workdir": "{}/out/inner"}, True),
+        ({"watch": Watch(logs=["out/*.log"])}, True),
+        ({"watch": Watch(logs=["**/*.log"])}, True),
+        ({"resume": Resume("out/ckpt/step_*.pt", "{latest}")}, True),
+        ({"resume": Resume("last.pt", "{latest}")}, False),
+        ({"watch": Watch(logs=["**/*.txt", "logs/*", "outer*"])}, False),
+        ({}, False),
+    ],
+)
+def test_all_that_another_live_run_uses_stays(place: Place, keys: dict[str, Any], loses: bool) -> None:
+    """Its workdir, its logs and its checkpoints as well as its outputs, whichever of the two came first."""
+    keys = {name: value.format(place.work) if isinstance(value, str) else value for name, value in keys.items()}
+    place.write("out/a.log", "out/inner/b")
+    theirs, mine = place.spec(run="other-1", keep=True, **keys), place.spec("out/")
+    place.live(theirs)
+    if loses:
+        with pytest.raises(Refusal, match="other-1"):
+            place.check(mine)
+    else:
+        place.check(mine)
+    plan = place.archive(mine)
+    assert (plan.moves == {}) is loses
+    assert (place.work / "out/a.log").exists() is loses
+
+
+def test_a_run_that_begins_in_what_a_live_one_would_rename(place: Place) -> None:
+    place.live(place.spec("out", run="other-1"))
+    with pytest.raises(Refusal, match="other-1"):
+        place.check(place.spec(workdir=str(place.work / "out/deep"), keep=True))
+    place.check(place.spec(workdir=str(place.work / "elsewhere"), keep=True))
