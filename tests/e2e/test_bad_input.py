@@ -137,7 +137,9 @@ def test_an_unknown_host_key_is_accepted_by_trust_alone(far: Site, tmp_path: Pat
     known.write_text(f"{address} {(tmp_path / 'other.pub').read_text()}")
     changed = far("ps", code=4)
     assert "gpuctl trust new" in changed.err and "change" in changed.err.lower()
-    assert far("trust", "new", "--json").json()["before"] == "changed"
+    far("trust", "new", "--json", code=5)
+    assert "gpuctl trust new" in far("ps", code=4).err, "nothing was written without a word for it"
+    assert far("trust", "new", "-y", "--json").json()["before"] == "changed"
     far("ps")
 
 
