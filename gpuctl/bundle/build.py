@@ -102,11 +102,15 @@ def _keep(kept: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=kept.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
-        Path(aside).rename(kept)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(handle)
+            Path(aside).rename(kept)
+        except OSError:
+            Path(aside).unlink()  # on a full disk, half of it would stay at each try
+            raise
         by_age = sorted(kept.parent.glob("*.pyz"), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in by_age[KEPT:]:
             old.unlink()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -77,6 +79,21 @@ def test_few_are_kept(own_home: Path) -> None:
 def test_a_cache_that_can_not_be_written_is_no_error(own_home: Path) -> None:
     own_home.write_text("a file where the folder should be")
     assert fresh()
+
+
+def test_a_full_disk_keeps_nothing_half_written(own_home: Path) -> None:
+    fresh()
+    (kept,) = (own_home / "bundles").iterdir()
+    kept.unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk does: the write fails in the middle
+    try:
+        assert fresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list((own_home / "bundles").iterdir()) == []
 
 
 def test_what_is_in_it() -> None:
