@@ -23,6 +23,9 @@ from gpuctl.wire.runspec import RunSpec, Scalar
 SHELL_DEADLINE_S = 20.0
 SETUP_DONE = "setup-done"
 """In the attempt's folder: `setup` was through."""
+RESUME = "resume"
+"""`{resume}` in a command: where `resume.append` stands once there is a checkpoint, instead of at the end."""
+_RESUME_MARK = "gpuctl-resume-stands-here"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./+-]+\Z")
 
@@ -75,9 +78,7 @@ def environment(
 
 def script(spec: RunSpec, known: Mapping[str, Scalar], exported: Mapping[str, str], *, resume: Optional[str]) -> str:
     """The shell text. Exports stand in it too, after the profile, which could set CUDA_VISIBLE_DEVICES otherwise."""
-    command = braces.render(spec.command, known, quote=True)
-    if resume:
-        command = f"{command.rstrip()} {resume}"
+    command = _command(spec, known, resume or "")
     lines = [
         "set -e",
         "(set -o pipefail) 2>/dev/null && set -o pipefail",
@@ -93,6 +94,14 @@ def script(spec: RunSpec, known: Mapping[str, Scalar], exported: Mapping[str, st
         command = _with_exec(command, word)
     lines.append(command)
     return "\n".join(lines) + "\n"
+
+
+def _command(spec: RunSpec, known: Mapping[str, Scalar], resume: str) -> str:
+    """The command with its values. `resume` is shell text already."""
+    marked = braces.render(spec.command, {RESUME: _RESUME_MARK, **known}, quote=True)
+    if RESUME in braces.names(spec.command):
+        return marked.replace(_RESUME_MARK, resume)
+    return f"{marked.rstrip()} {resume}" if resume else marked
 
 
 def is_simple(command: str) -> bool:
@@ -156,7 +165,7 @@ def missing_word(spec: RunSpec, known: Mapping[str, Scalar]) -> Optional[str]:
     """The command's first word, if the node's login shell does not find it. A `setup` may bring it, so then: None."""
     if spec.setup.strip():
         return None
-    word = first_word(braces.render(spec.command, known, quote=True))
+    word = first_word(_command(spec, known, ""))
     if word is None or finds(word, workdir(spec, known)):
         return None
     return word

@@ -13,7 +13,7 @@ from gpuctl.spec.fields import shown
 from gpuctl.spec.job import Job
 from gpuctl.spec.nearest import suggestion
 from gpuctl.spec.sections import OnOom
-from gpuctl.spec.shelltext import SimpleCommand, in_background, simple_commands
+from gpuctl.spec.shelltext import SimpleCommand, in_background, simple_commands, takes_arguments
 from gpuctl.wire import braces
 
 Problem = tuple[Place, str]
@@ -70,7 +70,7 @@ def environment_is_consistent(job: Job) -> Iterator[Problem]:
 
 def params_have_free_names(job: Job) -> Iterator[Problem]:
     for name in job.params:
-        if name in (*braces.BUILT_IN, "latest"):
+        if name in (*braces.BUILT_IN, "latest", "resume"):
             yield ("params", name), f"{{{name}}} is gpuctl's own: take another name"
 
 
@@ -166,6 +166,15 @@ def endings_need_progress(job: Job) -> Iterator[Problem]:
             yield ("policy", cls), "needs watch.progress: without it only alert is possible"
 
 
+def resume_reaches_the_command(job: Job) -> Iterator[Problem]:
+    """What is appended behind a pipeline or a list would be another command's arguments."""
+    if job.resume is not None and "resume" not in braces.names(job.command) and not takes_arguments(job.command):
+        message = (
+            "is more than one plain command: write {resume} where resume.append belongs (nothing without checkpoint)"
+        )
+        yield ("command",), message
+
+
 CHECKS: Iterable[tuple[tuple[str, ...], Callable[[Job], Iterator[Problem]]]] = (
     (("command",), command_stays),
     (("env", "secrets", "setup", "command"), gpus_are_ours_to_choose),
@@ -177,4 +186,5 @@ CHECKS: Iterable[tuple[tuple[str, ...], Callable[[Job], Iterator[Problem]]]] = (
     (("params", "on_oom"), ladder_can_go_down),
     (("outputs", "on_oom"), outputs_say_what_happens),
     (("watch", "policy"), endings_need_progress),
+    (("command", "resume"), resume_reaches_the_command),
 )

@@ -106,7 +106,7 @@ class Job(Section):
 
     def templates(self) -> Iterator[Template]:
         """Every text in which braces mean something."""
-        yield Template(("command",), self.command)
+        yield Template(("command",), self.command, ("resume",) if self.resume is not None else ())
         yield Template(("workdir",), self.workdir)
         yield from (Template(("env", name), value) for name, value in self.env.items())
         yield from (Template(("outputs", "paths", index), path) for index, path in enumerate(self.outputs.paths))

@@ -97,6 +97,14 @@ def in_background(text: str) -> bool:
     return last == "&"
 
 
+def takes_arguments(text: str) -> bool:
+    """Whether words that are put behind `text` reach what it runs: it is one simple command, on one line, that no
+    comment follows and no `sh -c` wraps."""
+    only_words = all(kind == "word" for kind, _ in _tokens(text.strip(), all_kinds=True))
+    commands = simple_commands(text)
+    return only_words and len(commands) == 1 and commands[0].words[0] not in _KEYWORDS
+
+
 def _take(words: list[str], end: str, found: list[SimpleCommand]) -> None:
     if words:
         command = SimpleCommand(tuple(words), end)
@@ -114,8 +122,9 @@ def _texts_of_c(arguments: tuple[str, ...]) -> Iterator[str]:
             return
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """(kind, token) in order; here-documents' bodies are left out, the file after a redirection too."""
+def _tokens(text: str, *, all_kinds: bool = False) -> Iterator[tuple[str, str]]:
+    """(kind, token) of words and operators in order; here-documents' bodies are left out, the file after a redirection
+    too. With `all_kinds`, comments and here-documents are told as well."""
     position, pending, after_redirect = 0, list[str](), False
     while position < len(text):
         match = _TOKENS.match(text, position)
@@ -123,6 +132,8 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
             position += 1
             continue
         position, kind = match.end(), match.lastgroup or ""
+        if all_kinds and kind in ("comment", "heredoc"):
+            yield kind, match.group()
         if match["heredoc"]:
             pending.append(match["mark"].strip("'\"\\"))
             continue

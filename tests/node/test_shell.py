@@ -184,3 +184,18 @@ def test_what_runs_for_gpuctl_itself_bears_no_mark_whatever_the_administrator_ha
     monkeypatch.setattr(program, "EVERYONES", (str(everyones),))
     assert program.own_environment()["LANG"] == "C.UTF-8"
     assert not [name for name in program.own_environment() if name.startswith("GPUCTL_")]
+
+
+@pytest.mark.parametrize("resume", [None, "--resume 'a b.pt'"])
+def test_where_the_checkpoint_is_told(tmp_path: Path, resume: str | None) -> None:
+    shown = ["<--resume>", "<a b.pt>"] if resume else []
+    for command, expected in (
+        ("printf '<%s>\\n' {x} {resume} | tee copy", ["<a|b>", *shown]),
+        ("printf '<%s>\\n' {x}\n", ["<a|b>", *shown]),
+        ("printf '<%s>\\n' {{resume}}", ["<{resume}>", *shown]),
+    ):
+        job = spec(tmp_path, command)
+        text = shell.script(job, shell.values(job, {"x": "a|b"}, 1, 0, 0), {}, resume=resume)
+        done = subprocess.run([*shell.login_shell(), "-c", text], capture_output=True, text=True, check=False)
+        assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+    assert shell.missing_word(spec(tmp_path, "{resume} true"), {}) is None

@@ -131,3 +131,46 @@ def test_long_text_is_read_in_a_moment() -> None:
     simple_commands("'" * 20_000)
     simple_commands("$((" * 5_000)
     simple_commands("a" * 200_000 + " &" * 20_000)
+
+
+RESUME = "resume: {when: '*.pt', append: '--resume {latest}'}\n"
+TAKES = [
+    "python train.py",
+    "A=1 exec torchrun --n 4 \\\n  train.py 'a | b'",
+    "python train.py > log 2>&1",
+    "docker exec box python x.py",
+    "python train.py 2>&1 <in",
+]
+TAKES_NOT = [
+    "python train.py | tee log",
+    "python a.py; python b.py",
+    "cd x && python a.py",
+    "python a.py\npython b.py",
+    "(python a.py)",
+    "{ python a.py\n}",
+    "for i in 1 2; do python a.py; done",
+    "if x; then python a.py; fi",
+    "bash -lc 'python a.py'",
+    "python a.py # --resume",
+    "python a.py <<EOF\nx\nEOF",
+    "time python a.py | cat",
+    "! python a.py",
+]
+
+
+@pytest.mark.parametrize("command", TAKES)
+def test_what_resume_may_be_appended_to(tmp_path: Path, command: str) -> None:
+    assert job(tmp_path, text_of(command) + RESUME)
+
+
+@pytest.mark.parametrize("command", TAKES_NOT)
+def test_what_would_give_it_to_another_command_must_say_where_it_belongs(tmp_path: Path, command: str) -> None:
+    (fault,) = job_faults(tmp_path, text_of(command) + RESUME)
+    assert fault.startswith("job.yaml:2: command: ") and "{resume}" in fault
+    assert job(tmp_path, text_of(command))
+    assert job(tmp_path, text_of(command.replace(".py", ".py {resume}", 1).replace("if x", "if x {resume}")) + RESUME)
+
+
+def test_where_nothing_is_resumed_there_is_no_such_name(tmp_path: Path) -> None:
+    (fault,) = job_faults(tmp_path, text_of("python train.py {resume}"))
+    assert "{resume} is not a known name" in fault
