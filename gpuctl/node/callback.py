@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from gpuctl.node import program
+from gpuctl.node import deadline, program
 from gpuctl.node.history import Record
 from gpuctl.node.shell import login_shell
 from gpuctl.wire.nodespec import NodeSpec
@@ -22,10 +22,7 @@ def call_back(spec: RunSpec, node: NodeSpec, record: Record) -> None:
     told = {"RUN": spec.run, "STATE": life.state, "WHY": life.why or "", "JOB": spec.job, "NODE": spec.node}
     environment = {**program.login_environment(), **{f"GPUCTL_{name}": value for name, value in told.items()}}
     try:
-        done = subprocess.run(
-            [*login_shell(), "-c", wanted.run], env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+        done = deadline.run([*login_shell(), "-c", wanted.run], env=environment, within_s=DEADLINE_S)
         record.write("callback", exit_code=done.returncode, state=life.state)
     except subprocess.TimeoutExpired:
         record.write("callback", exit_code=None, state=life.state, why=f"it took longer than {DEADLINE_S:.0f} s")

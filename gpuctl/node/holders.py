@@ -17,6 +17,7 @@ import subprocess
 from dataclasses import replace
 from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from gpuctl.node import deadline
 from gpuctl.node.processes import Process, find
 from gpuctl.node.proof import own
 from gpuctl.wire.nodespec import NodeSpec
@@ -87,10 +88,8 @@ def by_fuser(files: Sequence[DeviceFile]) -> Optional[Set[int]]:
     if program is None:
         return None
     try:
-        done = subprocess.run(
-            [program, *(file.path for file in files)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, timeout=FUSER_DEADLINE_S, check=False,
-        )  # fmt: skip
+        argv = [program, *(file.path for file in files)]
+        done = deadline.run(argv, stdout=subprocess.PIPE, within_s=FUSER_DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return {int(word) for word in done.stdout.split() if word.isdigit()}

@@ -6,12 +6,12 @@ none of its neighbours. The folder of a run may be removed, its lines here stay.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from gpuctl.node import deadline
 from gpuctl.node.clock import now
 from gpuctl.node.folders import StateFolder
 from gpuctl.watchdog.gpu_memory import held_by_others
@@ -25,13 +25,15 @@ from gpuctl.wire.samples import DeviceSample
 if TYPE_CHECKING:
     from gpuctl.node.supervisor import Supervisor
 
+LOCKED_S = 5.0  # that another one may take for its line
+
 
 def append(state: StateFolder, entry: LedgerEntry) -> None:
     """One more line, on the disk when this returns. Raises OSError; then nothing of it was written."""
     line = json.dumps(entry.to_json()).encode("ascii") + b"\n"
     fd = os.open(state.ledger, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        deadline.lock(fd, LOCKED_S)
         end = os.fstat(fd).st_size
         if end and os.pread(fd, 1, end - 1) != b"\n":
             line = b"\n" + line

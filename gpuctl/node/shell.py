@@ -15,12 +15,13 @@ import socket
 import subprocess
 from typing import Dict, List, Mapping, Optional
 
-from gpuctl.node import program
+from gpuctl.node import deadline, program
 from gpuctl.node.folders import expand
 from gpuctl.wire import braces
 from gpuctl.wire.runspec import RunSpec, Scalar
 
 SHELL_DEADLINE_S = 20.0
+GIT_DEADLINE_S = 3.0
 SETUP_DONE = "setup-done"
 """In the attempt's folder: `setup` was through."""
 RESUME = "resume"
@@ -174,10 +175,9 @@ def missing_word(spec: RunSpec, known: Mapping[str, Scalar]) -> Optional[str]:
 def finds(word: str, folder: str) -> bool:
     """Whether the login shell knows `word` in that folder (a file, a builtin, a keyword)."""
     try:
-        done = subprocess.run(
+        done = deadline.run(
             [*login_shell(), "-c", 'command -v "$1" >/dev/null 2>&1', "sh", word],
-            cwd=folder, env=program.login_environment(), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=SHELL_DEADLINE_S, check=False,
+            cwd=folder, env=program.login_environment(), within_s=SHELL_DEADLINE_S,
         )  # fmt: skip
     except (subprocess.TimeoutExpired, OSError):
         return True  # a profile that hangs or a folder that can't be entered says so better in the attempt itself
@@ -189,9 +189,9 @@ def code_of(folder: str) -> Optional[Dict[str, object]]:
 
     def git(*words: str) -> Optional[str]:
         try:
-            done = subprocess.run(
+            done = deadline.run(
                 ["git", "-C", folder, *words], env={**program.login_environment(), "GIT_OPTIONAL_LOCKS": "0"},
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=3, check=False,
+                stdout=subprocess.PIPE, within_s=GIT_DEADLINE_S,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return None

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from gpuctl.node import processes, program
+from gpuctl.node import deadline, processes, program
 from gpuctl.node.clock import boottime
 from gpuctl.node.processes import Process
 from gpuctl.node.reaper import OnKill, Pause
@@ -49,9 +49,9 @@ def keep(folder: str, ours: Sequence[Process], *, abort: bool, pause: Pause, on_
             file.write(f"{_title(process)}\n{_threads(process)}\n")
         file.flush()
         spied: Set[int] = set()
-        deadline = boottime() + ALL_SPIES_S
+        end_at = boottime() + ALL_SPIES_S
         for process in shown:
-            dump = _spy(process, min(SPY_S, deadline - boottime()), pause)
+            dump = _spy(process, min(SPY_S, end_at - boottime()), pause)
             if dump:
                 spied.add(process.id.pid)
                 file.write(f"{_title(process)}, by py-spy\n{dump}\n")
@@ -106,15 +106,15 @@ def _spy(process: Process, within_s: float, pause: Pause) -> Optional[str]:
             [spy, "dump", "--pid", str(process.id.pid)], env=program.own_environment(),
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        deadline = boottime() + within_s
-        while child.poll() is None and boottime() < deadline:
+        end_at = boottime() + within_s
+        while child.poll() is None and boottime() < end_at:
             pause(POLL_S)
         if child.poll() is None:
-            child.kill()
-        code = child.wait()
+            deadline.kill(child)
+            return None
         out.seek(0)
         dump = out.read(PRINTED_BYTES).decode("utf-8", "replace")
-    return dump if code == 0 and dump.strip() else None
+    return dump if child.returncode == 0 and dump.strip() else None
 
 
 def _aborted(silent: Sequence[Process], pause: Pause, on_kill: OnKill) -> Iterator[str]:
@@ -122,14 +122,14 @@ def _aborted(silent: Sequence[Process], pause: Pause, on_kill: OnKill) -> Iterat
     lines. The rest is stopped meanwhile, since who sees another one die may end before it has spoken."""
     for process in silent:
         processes.signal(process.id, signal.SIGSTOP)
-    deadline = boottime() + ALL_PRINTS_S
+    end_all = boottime() + ALL_PRINTS_S
     for process in sorted(silent, key=lambda each: each.id.start, reverse=True):
         path = _stderr(process)
         before = _size(path) if path is not None else 0
         if processes.signal(process.id, signal.SIGABRT):
             on_kill(process, "ABRT", WHY)
         processes.signal(process.id, signal.SIGCONT)
-        end = min(deadline, boottime() + PRINT_S)
+        end = min(end_all, boottime() + PRINT_S)
         while processes.alive(process.id) and boottime() < end:
             pause(POLL_S)
         if path is not None:

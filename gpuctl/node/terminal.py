@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from typing import List, Optional
 
-from gpuctl.node import program
+from gpuctl.node import deadline, program
 from gpuctl.node.refusal import UNFIT, Refusal
 
 SERVER = "gpuctl"
@@ -77,16 +77,8 @@ def _target(run_dir: str) -> str:
 
 def _tmux(server: str, *words: str) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(
-            [*tmux(server), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=program.own_environment(),
-            cwd="/",
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        argv, environment = [*tmux(server), *words], program.own_environment()
+        return deadline.run(argv, stderr=subprocess.PIPE, env=environment, cwd="/", within_s=DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise Refusal(
             UNFIT, f"tmux did not answer within {DEADLINE_S:.0f} s", f"`tmux -L {server} kill-server` harms no run"
