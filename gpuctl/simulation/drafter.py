@@ -92,8 +92,8 @@ def draft(ready: queue.Queue[int], number: int, arguments: argparse.Namespace, p
     say(f"drafter: {arguments.anchors} anchors × block {arguments.block_size} = {positions} positions on cuda:{number}")
     for _ in range(arguments.steps):
         step = ready.get()
-        gpu.load(0.8)
         compute_loss(gpu, positions)
+        gpu.load(0.8)
         pace.take(positions / 8000)
         if step == 1 or step % 10 == 0 or step == arguments.steps:
             loss, accepted = 2.1 + 5 * math.exp(-step / 300), step / (step + 90)

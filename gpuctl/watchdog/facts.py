@@ -19,7 +19,7 @@ from gpuctl.wire.samples import Sample
 
 NO_OOM = "unknown"
 HUNG = "driver_hung"
-HUNG_S = 60.0  # of silence, the driver's and the log's, after which an attempt can't go on
+HUNG_S = 180.0  # of silence, the driver's and the job's, after which an attempt can't go on
 
 _NEWS = ("xid_hw", "disk_full", "host_oom")
 """Facts that are worth telling though the job goes on."""
@@ -94,11 +94,21 @@ class Facts:
             self._hung_since = None
             self.known = [fact for fact in self.known if fact.evidence.cls != HUNG]
 
-    def news(self, at: float, heard: float) -> List[Incident]:
-        """What has become certain. `heard`: when the job last wrote to a log; a driver that is silent while the job
-        goes on printing is no reason to end it."""
+    @property
+    def hangs(self) -> bool:
+        """Is the driver silent?"""
+        return self._hung_since is not None
+
+    def skip(self, gap_s: float, at: float) -> None:
+        """Nobody looked for so long: that is no silence."""
+        if self._hung_since is not None:
+            self._hung_since = min(self._hung_since + gap_s, at)
+
+    def news(self, at: float, active: float) -> List[Incident]:
+        """What has become certain. `active`: when the job last gave a sign of life: output, a move, I/O, computing. A
+        driver that is silent while the job goes on is no reason to end it."""
         news, self._untold = self._untold, []
-        if self._hung_since is not None and at - max(self._hung_since, heard) >= HUNG_S:
+        if self._hung_since is not None and at - max(self._hung_since, active) >= HUNG_S:
             self._hung_since = at  # told; and again only if it is not acted on
             hung = [fact.evidence for fact in self.known if fact.evidence.cls == HUNG]
             news.append(_incident(HUNG, hung, None))

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Set, Union
+from typing import Callable, ContextManager, Dict, List, Optional, Sequence, Set, Union
 
 from gpuctl.watchdog import facts as machine
 from gpuctl.watchdog import verdict
 from gpuctl.watchdog.advice import advise
+from gpuctl.watchdog.deaths import Deaths
 from gpuctl.watchdog.lines import Line, LineReader
-from gpuctl.watchdog.reading import Clue, Reading, line_reader
-from gpuctl.watchdog.signatures import Weight
+from gpuctl.watchdog.pace import Pace
+from gpuctl.watchdog.reading import Reading, line_reader
+from gpuctl.watchdog.stall import GAP_S
 from gpuctl.watchdog.vitals import Recovered, Vitals
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import Watch
 from gpuctl.wire.samples import Sample, TreeIo
-
-QUIET_S = 10.0  # without progress after a thread's death, at least
-QUIET_RANK_S = 30.0  # after a rank's exception: it may still write a checkpoint or be caught
-QUIET_INTERVALS = 3  # of the usual time between two moves
-DRAIN = 20  # moves that the rest may still make on what a dead thread left in its queues
-_PACE = 32  # moves that "usual" is taken from
 
 _SERVING = re.compile(
     r"application startup complete|uvicorn running on|server (?:is )?(?:started|listening|ready)|the server is fired up"
@@ -102,11 +96,15 @@ class Judge:
         self._guard: Guard = guard or nullcontext
         self._ready = False
         self._said_loading = False
-        self._moves: Deque[float] = deque(maxlen=_PACE)
+        self._pace = Pace()
+        self._deaths = Deaths(watch, type)
         self._told: Set[str] = set()
         self._vitals = Vitals(watch, type)
         self._facts = machine.Facts()
         self._heard = 0.0
+        self._ticked: Optional[float] = None
+        self._skipped_s = 0.0  # of its time, nobody looked
+        self.again = False  # what is fed is read again: nobody knows when it was written
 
     @property
     def phase(self) -> str:
@@ -152,6 +150,11 @@ class Judge:
         """How long there was neither output nor progress."""
         return self._vitals.quiet_s(at)
 
+    @property
+    def suspects(self) -> bool:
+        """Is something being waited for that the processes' I/O may disprove?"""
+        return self._deaths.suspects or self._facts.hangs
+
     def recovered(self) -> List[Recovered]:
         """Findings of `tick` that hold no more, each once."""
         return self._vitals.recovered()
@@ -159,8 +162,11 @@ class Judge:
     def tick(self, at: float) -> List[Incident]:
         """What has become certain by now. Each is answered once; `fatal` ones ask for the attempt's end."""
         self._start(at)
-        found = [self._late(at), self._dead(at), self._fading(), *self._facts.news(at, self._heard)]
-        found += map(self._with_cause, self._vitals.look(at, phase=self.phase, usual_s=self._usual_s))
+        self._mind_gap(at)
+        signs = self._vitals.look(at, phase=self.phase, usual_s=self._pace.usual_s)
+        dead = self._deaths.look(at, self.reading, self._pace, self._vitals, ready=self._ready)
+        active = max(self._heard, self._vitals.active_at)
+        found = [self._late(at), dead, self._fading(), *self._facts.news(at, active), *map(self._with_cause, signs)]
         return [incident for incident in found if incident is not None]
 
     def exited(self, exit: Exit, at: float, facts: Sequence[Evidence] = ()) -> Optional[Incident]:
@@ -225,13 +231,20 @@ class Judge:
                 progress = Progress(counter.done, counter.total)
             self._note_phase(line.text, bool(counter and not counter.loading), bool(stated), at, notices)
         if self.reading.moves > before:
-            self._moves.append(at)
-            if self._ready:
-                self._vitals.moved(at)
+            self._count_moves(at)
         if progress is not None:
             self.progressed = True
             notices.append(progress)
         return notices
+
+    def _count_moves(self, at: float) -> None:
+        usual_s = self._pace.usual_s
+        if self.again and self._started is not None:
+            self._pace.moved_before(self.reading.moves, at - self._started)
+        else:
+            self._pace.moved(at)
+        if self._ready:
+            self._vitals.moved(at, usual_s)
 
     def _stated(self, text: str, notices: List[Notice]) -> Optional[Progress]:
         """What the job's own patterns say of the line."""
@@ -280,42 +293,26 @@ class Judge:
             limit is None
             or self._ready
             or self._started is None
-            or at - self._started < limit
+            or at - self._started - self._skipped_s < limit
             or not self._first("late")
         ):
             return None
         return replace(_made("timeout", f"It was not ready within {limit:.0f} s (`ready_within`)."), phase="load")
-
-    def _dead(self, at: float) -> Optional[Incident]:
-        """A thread or rank that died, once it is plain whether the rest can go on without it."""
-        for clue in self.reading.clues:
-            if clue.hint or not _is_death(clue):
-                continue
-            moved = self.reading.moves - clue.moves
-            goes_on = moved > DRAIN if clue.scope == "thread" else verdict.moved_since(self.reading, clue)
-            last = max(clue.at, self._moves[-1] if self._moves else 0.0)
-            if not goes_on and at - last < self._patience(clue, moved):
-                continue
-            certain = not goes_on and (bool(self._moves) or self.watch.progress is not None)
-            if self._first(f"death of {clue.evidence.thread or clue.evidence.rank}"):
-                return verdict.describe(self.reading, clue, fatal=certain)
-        return None
 
     def _with_cause(self, found: Incident) -> Incident:
         """What a standstill may come from, where a log tells: a collective's timeout, a lost peer."""
         cause = verdict.root(self.reading) if found.cls == "stalled" else None
         return replace(found, evidence=[*found.evidence, cause.evidence]) if cause is not None else found
 
-    def _patience(self, clue: Clue, moved: int) -> float:
-        """How long without a move is a standstill: longer for work that went on a while, which may only pause."""
-        least = QUIET_S if clue.scope == "thread" and not moved else QUIET_RANK_S
-        return max(least, QUIET_INTERVALS * self._usual_s)
-
-    @property
-    def _usual_s(self) -> float:
-        """Between two moves."""
-        times = list(self._moves)
-        return median(times[at] - times[at - 1] for at in range(1, len(times))) if len(times) > 2 else 0.0
+    def _mind_gap(self, at: float) -> None:
+        """Time that nobody saw (the machine slept, we were stopped) is no time without a move."""
+        gap = at - self._ticked if self._ticked is not None else 0.0
+        if gap > GAP_S:
+            self._skipped_s += gap
+            self._pace.skip(gap, at)
+            self._facts.skip(gap, at)
+            self.reading.skip(gap, at)
+        self._ticked = at
 
     def _fading(self) -> Optional[Incident]:
         """A finding about a job that goes on: a NaN loss, a GPU that reports faults."""
@@ -358,13 +355,6 @@ class Judge:
             f"It ended with exit code {exit.exit_code}; its log does not say why.",
             f"exit code {exit.exit_code}",
         )
-
-
-def _is_death(clue: Clue) -> bool:
-    """A thread's end, or a rank's uncaught exception: its own traceback under its own prefix."""
-    if clue.weight <= Weight.LAUNCHER:
-        return False
-    return clue.scope == "thread" or (clue.scope == "process" and not clue.alone and clue.evidence.rank is not None)
 
 
 def _progress_of(found: "re.Match[str]") -> Progress:

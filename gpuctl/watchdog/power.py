@@ -22,6 +22,8 @@ OF_BASELINE = 0.5  # less than half of what it draws at work is not work as usua
 WORKING = 0.3  # of the limit: no loading draws that for long
 BACK = 1.1  # times the limit of `low_power`, for it to be over
 ROOM = 0.6  # of the memory in use, at most: larger values have room
+PAUSE_INTERVALS, PAUSE_PARTS = 3, 5  # more than so many usual intervals, and than this part of `for`, is a pause
+LEAST_MOVES = 3
 _PACE_S = 10.0
 _BASELINES = 64
 
@@ -145,7 +147,8 @@ class LowPower:
         self._below = setting.below if setting.below is not None else 0.5
         self._power = Power(setting.for_s)
         self._shares = Window(setting.for_s)
-        self._first_move: Optional[float] = None
+        self._last_move: Optional[float] = None
+        self._moves = 0  # without a pause between them
         self._found: Optional[Incident] = None
         self._told = False
         self._over: Optional[float] = None
@@ -160,13 +163,16 @@ class LowPower:
         if now:
             self._shares.add(sample.mono_s, mean(now))
 
-    def moved(self, at: float) -> None:
-        """The work has moved on."""
-        if self._first_move is None:
-            self._first_move = at
-            self._shares.clear()  # what it drew while it was loading is no measure
+    def moved(self, at: float, usual_s: float) -> None:
+        """The work has moved on. `usual_s`: between two moves until then."""
+        pause = at - self._last_move if self._last_move is not None else float("inf")
+        self._last_move = at
+        self._moves += 1
+        if pause > max(PAUSE_INTERVALS * usual_s, self.setting.for_s / PAUSE_PARTS):
+            self._moves = 1
+            self._shares.clear()  # what it drew while it loaded, evaluated or saved is no measure
         share = self._shares.mean
-        if share is None or not self._shares.full(at):
+        if share is None or self._moves < LEAST_MOVES or not self._shares.full(at):
             return
         if not self._told and share < self._below:
             self._found = self._incident(share)

@@ -94,6 +94,7 @@ class Clue:
     lines: int = 0  # read until then, with the traceback
     text: str = ""  # with what continues it
     alone: bool = True  # raised outside a traceback
+    logged: bool = False  # its traceback follows a line below ERROR: somebody caught it
     bare: bool = False  # an exception's last line alone, of a kind that no signature knows
 
 
@@ -168,6 +169,11 @@ class Reading:
         if self._move("stated", done):
             self.counter, self.loading = Counter("stated", done, None, False), False
 
+    def skip(self, gap_s: float, at: float) -> None:
+        """Nobody looked for so long: what was told before is no older for it."""
+        for clue in self.clues:
+            clue.at = min(clue.at + gap_s, at)
+
     def _move(self, key: str, done: float) -> bool:
         """Has the work moved? Ranks that print the same counter a step apart do not move it back and forth; a counter
         that falls to half has begun anew."""
@@ -214,6 +220,7 @@ class Reading:
         low = line.level in ("debug", "info", "warning") and raised is None and not (found and found.bold)
         clue.hint = low or line.quoted or self._fence > 0 or (raised is None and signatures.says_handled(line.text))
         clue.hint = clue.hint or clue.bare or bool(raised and raised.ignored)
+        clue.logged = raised is not None and raised.logged
         clue.phase = self._phase(clue, raised.calls if raised else ())
         if self._continued:
             self._place(clue.phase, None if raised else cls)

@@ -46,6 +46,7 @@ class Stall:
         self._begun: Optional[float] = None  # when it was past loading
         self._line = Evidence("stalled", "")
         self._io: Optional[TreeIo] = None
+        self._computed = 0.0  # when its processes last did, of whatever use that was
         self._looked: Optional[float] = None
         self._told: Optional[float] = None  # since when it had been quiet
         self._over: Optional[str] = None
@@ -63,8 +64,10 @@ class Stall:
         over = max(io.over_s, LEAST_IO_S)
         if io.read_bytes > READ_BYTES_S * over or io.written_bytes > WRITTEN_BYTES_S * over:
             self.alive("I/O", io.mono_s)
-        if io.cpu_s is not None and io.cpu_s > BUSY_CORES * io.over_s and not self.power.sampled:
-            self.alive("computing", io.mono_s)
+        if io.cpu_s is not None and io.cpu_s > BUSY_CORES * io.over_s:
+            self._computed = io.mono_s
+            if not self.power.sampled:
+                self.alive("computing", io.mono_s)
 
     def look(self, at: float, *, begun: bool, usual_s: float) -> Optional[Incident]:
         """The finding, once, until it is over. `begun`: the job is past loading. `usual_s`: between two moves of it."""
@@ -81,12 +84,25 @@ class Stall:
                 self._over, self._told = f"a sign of life again: {sign}", None
             return None
         patience = max(self.setting.for_s, INTERVALS * usual_s) * (SAVING if self._is_saving else 1)
-        looked = self._io is not None and self._io.mono_s > since
+        looked = self.looked_since(since)
         if at - since < patience + (0.0 if looked else LOOK_S):
             return None
         self._told = since
         known = looked and (idle is not None or not self.power.sampled)
         return self._incident(at, at - since, known=known)
+
+    def last_sign(self, *signs: str) -> float:
+        """When one of these was last seen; 0 where none ever was."""
+        return max((self._last.get(sign, 0.0) for sign in signs), default=0.0)
+
+    def looked_since(self, at: float) -> bool:
+        """Has anybody looked at the processes' I/O since?"""
+        return self._io is not None and self._io.mono_s > at
+
+    @property
+    def active_at(self) -> float:
+        """When its processes last moved on, read, wrote or computed."""
+        return max(self._computed, self.last_sign("progress", "I/O"))
 
     def recovered(self) -> Optional[str]:
         """In words, once, when it is over."""
@@ -106,9 +122,9 @@ class Stall:
     def _mind_gap(self, at: float) -> None:
         gap = at - self._looked if self._looked is not None else 0.0
         if gap > GAP_S:
-            self._last = {sign: last + gap for sign, last in self._last.items()}
-            self._begun = self._begun + gap if self._begun is not None else None
-            self._told = self._told + gap if self._told is not None else None
+            self._last = {sign: min(last + gap, at) for sign, last in self._last.items()}
+            self._begun = min(self._begun + gap, at) if self._begun is not None else None
+            self._told = min(self._told + gap, at) if self._told is not None else None
         self._looked = at
 
     def _incident(self, at: float, quiet_s: float, *, known: bool) -> Incident:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
 from gpuctl.watchdog.lines import Line
+from gpuctl.watchdog.progress import read_counter
 
 _HEADER = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?|^(/?[\w./-]+\.py):(\d+) in (\S+)')
@@ -32,6 +33,7 @@ class Raised:
     frame: Optional[str]  # the innermost one of the job's own code, "file:line"
     thread: Optional[str]
     ignored: bool = False  # by Python itself: in a destructor, a log handler, at exit
+    logged: bool = False  # by who caught it, as no error
 
 
 @dataclass
@@ -39,6 +41,7 @@ class _Open:
     thread: Optional[str]
     indent: int = 0
     ignored: bool = False
+    logged: bool = False
     calls: List[str] = field(default_factory=list)
     frame: Optional[str] = None
     lines: int = 0
@@ -52,6 +55,7 @@ class Tracebacks:
         self._open: Dict[Optional[int], _Open] = {}
         self._thread: Dict[Optional[int], Tuple[str, int]] = {}
         self._ignored: Dict[Optional[int], int] = {}
+        self._low: Dict[Optional[int], int] = {}  # by rank: its last line that was a message below ERROR
 
     @property
     def open(self) -> bool:
@@ -70,9 +74,12 @@ class Tracebacks:
                 thread if at >= line.number - 3 else None,
                 len(text) - len(text.lstrip()) if text.lstrip().startswith(_HEADER) else 0,
                 line.number - self._ignored.pop(rank, -9) <= 2,
+                self._low.get(rank, -9) == line.number - 1,
             )
             self.quoting = True
             return None
+        if line.level in ("debug", "info", "warning") and read_counter(text) is None:
+            self._low[rank] = line.number
         if _UNRAISABLE.match(text):
             self._ignored[rank] = line.number
         named = _THREAD.search(text) if "xception" in text or "Task <" in text else None
@@ -104,7 +111,7 @@ class Tracebacks:
             self.quoting = True
         elif _EXCEPTION.match(text) and traceback.calls:
             del self._open[line.rank]
-            return Raised(text, traceback.calls, traceback.frame, traceback.thread, traceback.ignored)
+            return Raised(text, traceback.calls, traceback.frame, traceback.thread, traceback.ignored, traceback.logged)
         if traceback.lines > _DEEP:
             del self._open[line.rank]
         return None

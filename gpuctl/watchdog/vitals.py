@@ -48,12 +48,12 @@ class Vitals:
         if lines:
             self.stall.said(lines[-1].text, lines[-1].number, source)
 
-    def moved(self, at: float) -> None:
-        """The work itself (not its loading) has moved on."""
+    def moved(self, at: float, usual_s: float) -> None:
+        """The work itself (not its loading) has moved on. `usual_s`: between two moves until then."""
         self._progressed = True
         self.stall.alive("progress", at)
         self.stall.power.moved(at)
-        self.low_power.moved(at)
+        self.low_power.moved(at, usual_s)
 
     def sample(self, sample: Sample) -> None:
         self.stall.power.add(sample)
@@ -64,6 +64,20 @@ class Vitals:
 
     def quiet_s(self, at: float) -> float:
         return self.stall.quiet_s(at)
+
+    def last_sign(self, *signs: str) -> float:
+        return self.stall.last_sign(*signs)
+
+    def looked_since(self, at: float) -> bool:
+        return self.stall.looked_since(at)
+
+    def reads_power(self, at: float) -> bool:
+        """Can what its GPUs draw be read? It can for a run without GPUs, which draws nothing."""
+        return not self.stall.power.sampled or self.stall.power.idle(at) is not None
+
+    @property
+    def active_at(self) -> float:
+        return self.stall.active_at
 
     def look(self, at: float, *, phase: str, usual_s: float) -> List[Incident]:
         """What has become certain by now, each once; fatal only where the job's progress is known for sure.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuctl.watchdog.facts import HUNG_S
@@ -9,7 +11,7 @@ from gpuctl.watchdog.judge import Judge
 from gpuctl.watchdog.xids import class_of
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import Watch
-from gpuctl.wire.samples import DeviceSample, Sample
+from gpuctl.wire.samples import DeviceSample, Sample, TreeIo
 
 OOM_KILL = Evidence("host_oom", "memory.events of /job: oom_kill 0 → 1", source="counters", pid=812)
 NONE_COUNTED = Evidence("unknown", "no OOM kill was counted", source="counters")
@@ -163,8 +165,38 @@ def test_a_hung_driver_is_told_at_once_and_fatal_when_the_job_is_silent_too() ->
     for at in (10.0, 20.0):
         judge.sample(silent(at))
     assert [(found.cls, found.fatal) for found in judge.tick(20.0)] == [("driver_hung", False)]
-    assert judge.tick(10.0 + HUNG_S - 1) == []
-    assert [(found.cls, found.fatal) for found in judge.tick(10.0 + HUNG_S)] == [("driver_hung", True)]
+    assert [(at, found.cls, found.fatal) for at in range(21, 400) for found in judge.tick(float(at))] == [
+        (10 + HUNG_S, "driver_hung", True),
+        (10 + 2 * HUNG_S, "driver_hung", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        TreeIo(0.0, 5.0, 500_000_000, 0, 0.0),
+        TreeIo(0.0, 5.0, 0, 500_000_000, 0.0),
+        TreeIo(0.0, 5.0, 0, 0, 5.0),
+    ],
+    ids=["reads", "writes", "computes"],
+)
+def test_a_hung_driver_ends_no_job_that_works_in_silence(sign: TreeIo) -> None:
+    judge = Judge(Watch())
+    judge.feed("log", b"step 1/9\n", 1.0)
+    judge.sample(silent(10.0))
+    judge.tick(10.0)
+    for at in range(11, 900):
+        assert judge.suspects, "its processes' I/O is to be looked at"
+        if at % 5 == 0:
+            judge.io(replace(sign, mono_s=float(at)))
+        assert judge.tick(float(at)) == []
+
+
+def test_time_that_nobody_saw_is_no_silence() -> None:
+    judge = Judge(Watch())
+    judge.sample(silent(10.0))
+    judge.tick(10.0)
+    assert next(at for at in range(7200, 7600) for found in judge.tick(float(at)) if found.fatal) > 7200 + HUNG_S - 60
 
 
 def test_a_hung_driver_ends_no_job_that_goes_on_printing() -> None:

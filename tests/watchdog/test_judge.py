@@ -11,6 +11,7 @@ import pytest
 from gpuctl.watchdog.judge import Done, Judge, Loading, Progress, Ready, TooSlow
 from gpuctl.wire.incidents import Exit, Incident
 from gpuctl.wire.runspec import Watch
+from gpuctl.wire.samples import TreeIo
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.20 GiB. GPU 7 has a total capacity of 94.97 GiB"
@@ -172,13 +173,25 @@ def _with_dead_thread(watch: Watch | None = None) -> Judge:
     return judge
 
 
+def _looked(judge: Judge, first: int, last: int) -> list[tuple[int, Incident]]:
+    """What it finds when, looked at every second; its processes neither read, write nor compute."""
+    found: list[tuple[int, Incident]] = []
+    for at in range(first, last + 1):
+        if at % 2 == 0:
+            judge.io(TreeIo(float(at), 2.0, 300, 0, 0.0))
+        found += [(at, incident) for incident in judge.tick(float(at))]
+    return found
+
+
 def test_a_dead_thread_is_certain_once_the_progress_stops() -> None:
-    judge = _with_dead_thread()
-    assert judge.tick(10.0) == []
-    (incident,) = judge.tick(16.5)
-    assert (incident.cls, incident.fatal, incident.gpu) == ("gpu_oom", True, 7)
+    ((at, incident),) = _looked(_with_dead_thread(), 6, 60)
+    assert (at, incident.cls, incident.fatal, incident.gpu) == (16, "gpu_oom", True, 7)
     assert incident.evidence[0].thread == "drafter-0"
-    assert judge.tick(30.0) == [], "told once"
+
+
+def test_a_dead_thread_is_certain_later_where_nobody_sees_its_io() -> None:
+    judge = _with_dead_thread()
+    assert [at for at in range(6, 90) if judge.tick(float(at))] == [46]
 
 
 def test_a_dead_thread_beside_work_that_goes_on_is_an_alert() -> None:
@@ -193,9 +206,8 @@ def test_work_that_drains_a_dead_threads_queue_and_then_stops() -> None:
     judge = _with_dead_thread()
     for n in range(6, 12):
         judge.feed("log", f"step {n}/900 loss 1.0\n".encode(), float(n) + 1)
-    assert judge.tick(30.0) == []
-    (incident,) = judge.tick(43.0)
-    assert (incident.cls, incident.fatal) == ("gpu_oom", True)
+    ((at, incident),) = _looked(judge, 13, 60)
+    assert (at, incident.cls, incident.fatal) == (42, "gpu_oom", True)
 
 
 def test_ranks_a_step_apart_do_not_move_the_work() -> None:
@@ -214,33 +226,47 @@ def test_a_slow_job_is_given_three_of_its_intervals() -> None:
     for n in range(1, 6):
         judge.feed("log", f"step {n}/900 loss 1.0\n".encode(), 60.0 * n)
     judge.feed("log", (THREAD + OOM).encode(), 301.0)
-    assert judge.tick(301.0 + 170) == []
-    assert judge.tick(301.0 + 181)[0].fatal
+    ((at, incident),) = _looked(judge, 301, 600)
+    assert (at, incident.fatal) == (481, True)
 
 
 def test_without_any_progress_seen_a_dead_thread_is_only_told() -> None:
-    judge = _fed("up\n" + THREAD + OOM)
-    (incident,) = judge.tick(60.0)
-    assert not incident.fatal
-    named = _fed("up\n" + THREAD + OOM, Watch(progress=r"n=(?P<done>\d+)"))
-    assert named.tick(60.0)[0].fatal
+    for watch in (Watch(), Watch(ready="model is up", progress=r"n=(?P<done>\d+)")):
+        ((_, incident),) = _looked(_fed("up\n" + THREAD + OOM, watch), 1, 300)
+        assert not incident.fatal
+    named = Watch(progress=r"n=(?P<done>\d+)")
+    ((_, incident),) = _looked(_fed("up\n" + THREAD + OOM, named), 1, 300)
+    assert incident.fatal, "the job has one kind of progress, and its first step ran out of memory"
+    ((_, incident),) = _looked(_fed("up\n" + THREAD + "OSError: offline\n", named), 1, 300)
+    assert not incident.fatal, "who loads makes no progress yet"
 
 
 def test_a_thread_whose_cause_is_not_known() -> None:
     judge = Judge(Watch(), started=0.0)
     judge.feed("log", (_steps(1, 5) + THREAD + "ValueError: bad shard\n").encode(), 1.0)
-    (incident,) = judge.tick(60.0)
-    assert (incident.cls, incident.fatal) == ("thread_died", True)
+    ((at, incident),) = _looked(judge, 1, 300)
+    assert (at, incident.cls, incident.fatal) == (61, "thread_died", True)
 
 
-def test_a_rank_that_raised_while_the_others_wait() -> None:
+def _with_dead_rank(cause: str) -> Judge:
     judge = Judge(Watch(), started=0.0)
     for n in range(1, 6):
         judge.feed("log", f"step {n}/900 loss 1.0\n".encode(), float(n))
-    judge.feed("log", "".join(f"[rank3]: {line}\n" for line in (TRACE + OOM).splitlines()).encode(), 6.0)
-    assert judge.tick(20.0) == []
-    (incident,) = judge.tick(40.0)
-    assert (incident.cls, incident.fatal, incident.evidence[0].rank) == ("gpu_oom", True, 3)
+    judge.feed("log", "".join(f"[rank3]: {line}\n" for line in cause.splitlines()).encode(), 6.0)
+    return judge
+
+
+def test_a_rank_that_raised_while_the_others_wait() -> None:
+    ((at, incident),) = _looked(_with_dead_rank(TRACE + OOM), 6, 300)
+    assert (at, incident.cls, incident.fatal, incident.evidence[0].rank) == (36, "gpu_oom", True, 3)
+
+
+@pytest.mark.parametrize("level", ["WARNING", "INFO"])
+def test_a_ranks_traceback_that_was_logged_as_no_error_is_no_death(level: str) -> None:
+    logged = f"{level}:uploader:could not upload the metrics\n{TRACE}ConnectionError: offline\n"
+    assert _looked(_with_dead_rank(logged), 6, 300) == []
+    ((_, incident),) = _looked(_with_dead_rank(f"{level}:train:step 5/900\n{TRACE}{OOM}"), 6, 300)
+    assert incident.fatal, "its last step is no message about the traceback"
 
 
 def test_ready_within() -> None:

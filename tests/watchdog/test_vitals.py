@@ -43,6 +43,7 @@ class Life:
         step_s: float | None = None,
         line: Callable[[int], str] | None = None,
         read_bytes: int = 300,
+        written_bytes: int = 0,
         cpu_s: float = 1.0,
         io: bool = True,
     ) -> Life:
@@ -59,7 +60,7 @@ class Life:
             if line is not None:
                 self.say(line(round(self.at)))
             if io and self.at % 5 == 0:
-                self.judge.io(TreeIo(self.at, 5.0, read_bytes, 0, cpu_s * 5))
+                self.judge.io(TreeIo(self.at, 5.0, read_bytes, written_bytes, cpu_s * 5))
             self.incidents += self.judge.tick(self.at)
             self.recovered += self.judge.recovered()
         return self
@@ -223,6 +224,14 @@ def test_without_a_word_in_the_job_file() -> None:
     assert (incident.cls, incident.fatal) == ("stalled", False)
 
 
+@pytest.mark.parametrize("slept", [100, 3600])
+def test_a_hang_right_after_a_sleep_is_not_found_later_for_it(slept: int) -> None:
+    life = at_work()
+    life.at += slept
+    life.say("step 61/900 loss 2.1").go(140, CONTEXT)
+    assert life.classes == ["stalled"]
+
+
 # ── low power ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LOW = Watch(stall=NO_STALL, low_power=Finding(60.0, below=0.5))
@@ -270,3 +279,22 @@ def test_250_of_600_watts() -> None:
 
 def test_no_reading_is_no_low_power() -> None:
     assert Life(LOW).go(300, None, step_s=2).classes == []
+
+
+@pytest.mark.parametrize("pause_s", [20, 60, 300])
+def test_a_long_evaluation_is_no_low_power(pause_s: int) -> None:
+    life = Life(Watch(progress=PROGRESS, stall=NO_STALL, low_power=Finding(60.0, "relaunch", below=0.5)))
+    for _ in range(4):
+        life.go(120, MATMUL, step_s=2).go(pause_s, CONTEXT)
+    assert life.go(200, MATMUL, step_s=2).classes == []
+
+
+def test_low_power_is_judged_over_readings_of_all_of_its_time() -> None:
+    life = Life(LOW).go(30, COPIES, step_s=2)
+    life.go(200, step_s=2)  # no reading comes
+    assert life.go(50, COPIES, step_s=2).classes == []
+    assert life.go(30, COPIES, step_s=2).classes == ["low_power"]
+
+
+def test_a_slow_job_may_draw_too_little() -> None:
+    assert Life(LOW).go(900, COPIES, step_s=100).classes == ["low_power"]
