@@ -145,8 +145,13 @@ def ladder_can_go_down(job: Job) -> Iterator[Problem]:
             yield ("on_oom", "floor"), f"{floor!r} is above {name}, which is {value!r}"
         if good is not None and good < floor:
             yield ("on_oom", "known_good"), f"{good!r} is below the floor of {name}, {floor!r}"
+        multiple, listed = job.on_oom.multiple_of.get(name, 1), job.on_oom.values.get(name)
         if value > 0 and value < job.on_oom.multiple_of.get(name, 0):
-            yield ("on_oom", "multiple_of"), f"{job.on_oom.multiple_of[name]} is above {name}, which is {value!r}"
+            yield ("on_oom", "multiple_of"), f"{multiple} is above {name}, which is {value!r}"
+        elif good is not None and listed is not None and good not in listed:
+            yield ("on_oom", "known_good"), f"{good!r} is none of the values of {name}"
+        elif good is not None and listed is None and isinstance(value, int) and good % multiple:
+            yield ("on_oom", "known_good"), f"{good!r} is no multiple of {multiple}, as {name} must be"
 
 
 def outputs_say_what_happens(job: Job) -> Iterator[Problem]:

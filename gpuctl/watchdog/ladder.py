@@ -81,6 +81,18 @@ def next_step(
     return Exhausted("; ".join(rung.end() for rung in rungs))
 
 
+def step_to(
+    on_oom: OnOom, params: Mapping[str, Scalar], seen: Seen, name: str, limit: Number
+) -> Union[Params, Exhausted, None]:
+    """The values with this one as large as its bounds and `limit` allow. None where that has failed already."""
+    rung = _Rung(on_oom, name, params, seen)
+    value = rung.at_most(limit)
+    changed = rung.with_value(value) if value is not None else None
+    if changed is None:
+        return Exhausted(f"{name} may be {_show(limit)} at most, and its floor, list or multiple has nothing so small")
+    return None if any(at_or_beyond(changed, failed, on_oom) for failed in seen.failed) else changed
+
+
 class _Rung:
     """One parameter: its bounds, and its possible next values."""
 
@@ -121,10 +133,10 @@ class _Rung:
     def _between(self, good: Number) -> Tuple[Number, float]:
         """A value between good and bad, and how likely it fits."""
         curve = self._curve()
-        middle = math.sqrt(float(good) * self._number())
+        middle = math.sqrt(float(good) * self._failing())
         guess, sure = (curve, _SURE_OF_CURVE) if curve is not None else (middle, _SURE_OF_MIDDLE)
         if self._listed:
-            return next((value for value in self._listed if value <= guess), good), sure
+            return self._ruled(guess) or good, sure
         return self._rounded(guess), sure
 
     def _curve(self) -> Optional[float]:
@@ -133,7 +145,7 @@ class _Rung:
         if self._seen.total_mib is None:
             return None
         guess = largest_within(with_loaded(points, self._seen.loaded_mib), HEADROOM * self._seen.total_mib)
-        return guess if guess is not None and guess < self._number() else None
+        return guess if guess is not None and guess < self._failing() else None
 
     def _worthwhile(self, good: Number, candidate: Number, sure: float) -> bool:
         """Does it gain more, if it fits, than it costs, if it does not? A job is taken to go as fast as the value is
@@ -165,7 +177,7 @@ class _Rung:
             return None
         product = int(self._number()) * factor
         for value in range(int(candidate), max(1, int(self._lowest())) - 1, -1):
-            if product % value == 0 and value % self._multiple == 0:
+            if product % value == 0 and self._ruled(value) == value:
                 return {**self._params, self.name: value, other: product // value}
         return None
 
@@ -179,11 +191,32 @@ class _Rung:
             return f"{self.name} is {_show(self.value)}, its floor"
         return f"{self.name} is {_show(self.value)}, and nothing down to its floor {_show(self._floor)} is left to try"
 
+    def at_most(self, limit: Number) -> Optional[Number]:
+        """The largest value within the bounds that is no larger."""
+        value = self._ruled(limit)
+        return next(self._allowed([value]), None) if value is not None else None
+
     def _good(self) -> Optional[Number]:
-        """The largest value below the present one that is said, or was seen with the rest as it is, to fit."""
+        """The largest value below those that fail that is said, or was seen with the rest as it is, to fit."""
         values: List[Number] = [self._on_oom.known_good[self.name]] if self.name in self._on_oom.known_good else []
         values += [fitted[self.name] for fitted in self._seen.fitted if self._is_like(fitted)]  # type: ignore[misc]
-        return max(self._allowed(values), default=None)
+        ruled = [self._ruled(value) for value in values if float(value) < self._failing()]
+        return max(self._allowed([value for value in ruled if value is not None]), default=None)
+
+    def _failing(self) -> float:
+        """The smallest value that is known to fail with the rest as it is: the present one, or less."""
+        found = [self._number()]
+        for failed in self._seen.failed:
+            value = failed.get(self.name)
+            if _is_number(value) and at_or_beyond({**self._params, self.name: value}, failed, self._on_oom):  # type: ignore[dict-item]
+                found.append(float(value))  # type: ignore[arg-type]
+        return min(found)
+
+    def _ruled(self, value: Number) -> Optional[Number]:
+        """Down to what the list, else the multiple, has."""
+        if self._listed:
+            return next((listed for listed in self._listed if listed <= value), None)
+        return int(value) // self._multiple * self._multiple if self._whole else value
 
     def _allowed(self, values: Sequence[Number], *, above: Optional[Number] = None) -> Iterator[Number]:
         """Those within the bounds, and above the given one."""

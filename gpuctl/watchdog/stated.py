@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
-from gpuctl.watchdog.ladder import Exhausted, Seen, Step
+from gpuctl.watchdog.ladder import Exhausted, Seen, Step, step_to
 from gpuctl.wire.incidents import Incident
 from gpuctl.wire.runspec import OnOom, Scalar
 
@@ -49,18 +49,18 @@ def stated_limit(incident: Incident, params: Mapping[str, Scalar], names: Sequen
 def as_stated(
     incident: Incident, on_oom: OnOom, params: Mapping[str, Scalar], seen: Seen, names: Sequence[str]
 ) -> Union[Step, Exhausted, None]:
-    """The step to the largest value that the message says would fit. None where it states none of ours."""
+    """The step to the largest value that the message says would fit. None where it states none of ours, or one that
+    has failed all the same."""
     stated = stated_limit(incident, params, names)
     if stated is None:
         return None
     name, limit = stated
-    value = limit // on_oom.multiple_of.get(name, 1) * on_oom.multiple_of.get(name, 1)
-    if value < max(1, on_oom.floor.get(name, 1)):
-        return Exhausted(f"the message states that {name} may be {limit} at most, which is below its floor")
-    changed = {**params, name: value}
-    return (
-        Step(changed, f"{name} {params[name]} → {value}, as the message states") if changed not in seen.failed else None
-    )
+    changed = step_to(on_oom, params, seen, name, limit)
+    if changed is None:
+        return None
+    if isinstance(changed, Exhausted):
+        return Exhausted(f"as the message states, {changed.why}")
+    return Step(changed, f"{name} {params[name]} → {changed[name]}, as the message states")
 
 
 def _meant(text: str, params: Mapping[str, Scalar], names: Sequence[str]) -> Optional[str]:

@@ -50,7 +50,7 @@ def test_a_long_run_is_worth_a_try_above_what_fits() -> None:
 
 def test_what_failed_before_and_what_is_beyond_it_is_not_tried() -> None:
     assert decided(2000, entry(100, cls="gpu_oom"), duration_s=5.0) == 62, "not 1000, 500, 250, 125"
-    assert decided(2000, entry(4), entry(20, cls="gpu_oom"), duration_s=5.0) == 4, "the middle, 89, is beyond 20"
+    assert decided(2000, entry(4), entry(20, cls="gpu_oom"), duration_s=5.0) == 8, "the middle of 4 and 20"
 
 
 def test_what_others_saw_is_advice() -> None:

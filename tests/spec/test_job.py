@@ -172,6 +172,8 @@ LADDER = "name: small\ncommand: train {bs} {lr} {name}\nparams: {bs: 64, lr: 0.1
         ("{reduce: [bs, lr], known_good: 2}", "known_good: expected a number for each parameter"),
         ("{reduce: bs, factor: 1}", "factor: expected a number below 1, got 1"),
         ("{reduce: bs, factor: 0}", "factor: expected a number above 0, got 0"),
+        ("{reduce: bs, multiple_of: 8, known_good: 12}", "known_good: 12 is no multiple of 8, as bs must be"),
+        ("{reduce: bs, values: [64, 32, 16], known_good: 12}", "known_good: 12 is none of the values of bs"),
         ("{reduce: bs, multiple_of: 128}", "multiple_of: 128 is above bs, which is 64"),
         ("{reduce: bs, multiple_of: 1.5}", "multiple_of.bs: expected a whole number, got 1.5"),
         ("{reduce: bs, values: [a]}", "values.bs: expected a number, got text 'a'"),

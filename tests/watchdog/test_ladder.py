@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuctl.watchdog.ladder import Exhausted, Seen, Step, next_step
+from gpuctl.watchdog.ladder import Exhausted, Seen, Step, next_step, step_to
+from gpuctl.watchdog.ledger import at_or_beyond
 from gpuctl.wire.runspec import OnOom, Scalar
 
 
@@ -121,6 +123,75 @@ def test_it_ends_and_never_leaves_its_bounds(job: tuple[OnOom, dict[str, Scalar]
             if tried[name] != params[name] and not on_oom.keep_product:
                 assert float(tried[name]) >= on_oom.floor.get(name, 0)
         changed = tried["a"] != params["a"]
-        by_rule = "a" not in on_oom.values and tried["a"] != on_oom.known_good.get("a") and not on_oom.keep_product
-        if changed and by_rule and "a" in on_oom.reduce:
-            assert int(tried["a"]) % on_oom.multiple_of.get("a", 1) == 0
+        if changed and "a" in on_oom.reduce and not ("b" in on_oom.reduce and on_oom.keep_product):
+            assert _ruled(on_oom, tried["a"])
+
+
+def _ruled(on_oom: OnOom, value: Scalar) -> bool:
+    """Whether the list, else the multiple of `a` has this value."""
+    listed = on_oom.values.get("a")
+    return value in listed if listed else int(value) % on_oom.multiple_of.get("a", 1) == 0
+
+
+@st.composite
+def _ledgers(draw: st.DrawFn) -> tuple[OnOom, dict[str, Scalar], Seen]:
+    """A job with one parameter that gives way, and what other runs showed of it, contradictions and all."""
+    some: dict[str, Any] = {}
+    if draw(st.booleans()):
+        some["known_good"] = {"a": draw(_NUMBERS)}
+    if draw(st.booleans()):
+        some["floor"] = {"a": draw(_NUMBERS)}
+    rule = draw(st.sampled_from(["none", "multiple", "values"]))
+    if rule == "multiple":
+        some["multiple_of"] = {"a": draw(st.integers(1, 64))}
+    if rule == "values":
+        some["values"] = {"a": draw(st.lists(_NUMBERS, min_size=1, max_size=6))}
+    if draw(st.booleans()):
+        some["keep_product"] = ["a", "c"]
+    combination = st.fixed_dictionaries({"a": _NUMBERS, "b": st.sampled_from([1, 2]), "c": st.sampled_from([1, 2, 12])})
+    known: st.SearchStrategy[list[dict[str, Scalar]]] = st.lists(combination, max_size=5)  # type: ignore[arg-type]
+    fitted = draw(known)
+    peaks = [(each, draw(st.floats(1000, 90000))) for each in fitted]
+    loading_s, loaded_mib = draw(st.sampled_from([None, 1.0, 900.0])), draw(st.sampled_from([None, 500.0]))
+    seen = Seen(draw(known), fitted, loading_s, None, peaks, loaded_mib, 97000.0, draw(st.floats(1, 4)))
+    return OnOom(reduce=["a"], at_load=["a"], factor=draw(st.floats(0.05, 0.95)), **some), draw(combination), seen  # type: ignore[return-value]
+
+
+@settings(deadline=None, max_examples=300)
+@given(_ledgers(), _NUMBERS)
+def test_whatever_other_runs_showed_it_keeps_its_bounds(job: tuple[OnOom, dict[str, Scalar], Seen], limit: int) -> None:
+    on_oom, params, seen = job
+    steps = [next_step(on_oom, params, seen)]
+    if limit < int(params["a"]):
+        changed = step_to(on_oom, params, seen, "a", limit)
+        steps += [Step(changed, "")] if isinstance(changed, dict) else []
+        assert not isinstance(changed, dict) or int(changed["a"]) <= limit
+    for step in steps:
+        if isinstance(step, Step):
+            value = int(step.params["a"])
+            assert on_oom.floor.get("a", 1) <= value < int(params["a"])
+            assert _ruled(on_oom, value)
+            assert not any(at_or_beyond(step.params, failed, on_oom) for failed in seen.failed)
+            assert step.params["b"] == params["b"]
+
+
+def test_a_value_that_fitted_and_failed_later_is_not_good() -> None:
+    on_oom = OnOom(reduce=["bs"])
+    seen = Seen(failed=[{"bs": 64}], fitted=[{"bs": 64}, {"bs": 48}, {"bs": 16}])
+    step = next_step(on_oom, {"bs": 128}, seen)
+    assert isinstance(step, Step) and step.params == {"bs": 48}
+    seen = replace(seen, failed=[{"bs": 40}])
+    step = next_step(on_oom, {"bs": 128}, seen)
+    assert isinstance(step, Step) and step.params == {"bs": 16}
+    step = next_step(on_oom, {"bs": 128}, replace(seen, loading_s=0.1, work_s=3600.0))
+    assert isinstance(step, Step) and step.params == {"bs": 25}, "between 16 and 40"
+
+
+def test_what_fitted_is_taken_as_the_list_and_the_multiple_have_it() -> None:
+    seen = Seen(fitted=[{"n": 30}])
+    for on_oom, expected in (
+        (OnOom(reduce=["n"], multiple_of={"n": 8}), 24),
+        (OnOom(reduce=["n"], values={"n": [100, 50, 20, 10]}), 20),
+    ):
+        step = next_step(on_oom, {"n": 100}, seen)
+        assert isinstance(step, Step) and step.params == {"n": expected}

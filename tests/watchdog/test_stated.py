@@ -64,6 +64,8 @@ def test_it_is_taken_at_once() -> None:
     assert (kind, params) == ("relaunch", {**PARAMS, "max_model_len": 80352})
     assert "80352" in why
     assert _decided(V1, replace(on_oom, multiple_of={"max_model_len": 1024}))[1]["max_model_len"] == 79872
+    listed = replace(on_oom, values={"max_model_len": [131072, 65536, 32768]})
+    assert _decided(V1, listed)[1]["max_model_len"] == 65536
     assert _decided(BLOCKS, on_oom)[1] == {**PARAMS, "max_num_seqs": 120}
 
 
