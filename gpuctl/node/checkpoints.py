@@ -7,7 +7,6 @@ before it is next (`gpuctl.watchdog.budgets`).
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Collection, Iterator, List, Optional, Set, Tuple, Union
 
 from gpuctl.node.folders import expand
+from gpuctl.node.globs import matches
 
 SETTLED_S = 3.0
 """A file that has not changed for so long is taken for written."""
@@ -24,6 +24,7 @@ _UNFINISHED = re.compile(
     r"(\.(tmp|temp|part|partial|incomplete|writing)([-_.]?\d+)?|~)\Z|\A(\.?tmp[-_.])", re.IGNORECASE
 )
 _MOST_FILES = 20000  # of one checkpoint that is a folder
+_MOST_NAMES = 200_000  # that are looked through for what matches
 _ZIP, _ZIP_END, _ZIP_END_ROOM = b"PK\x03\x04", b"PK\x05\x06", 22 + 65535
 
 
@@ -54,13 +55,8 @@ def checkpoints(workdir: str, patterns: Collection[str], *, since: Optional[floa
 
 def matching(workdir: str, patterns: Collection[str]) -> Set[str]:
     """All that matches, checkpoint or not, below `workdir` where a pattern names no other place."""
-    found: Set[str] = set()
-    for pattern in patterns:
-        whole = expand(pattern) if pattern.startswith("~/") else pattern
-        if not os.path.isabs(whole):
-            whole = os.path.join(glob.escape(workdir), whole)
-        found.update(os.path.normpath(path) for path in glob.iglob(whole, recursive=True))
-    return found
+    whole = [expand(pattern) if pattern.startswith("~/") else pattern for pattern in patterns]
+    return set(map(os.path.normpath, matches(workdir, whole, folders=True, most=_MOST_NAMES)))
 
 
 def _look(path: str) -> Optional[Checkpoint]:
@@ -80,7 +76,8 @@ def _files(path: str) -> Iterator[Tuple[str, float, int]]:
     """The regular files of a checkpoint: their path, time and size."""
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
-        yield path, found.st_mtime, found.st_size
+        if stat.S_ISREG(found.st_mode):
+            yield path, found.st_mtime, found.st_size
         return
     count = 0
     for folder, _, names in os.walk(path):

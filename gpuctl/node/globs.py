@@ -16,8 +16,12 @@ MOST_ENTRIES = 20_000
 MAGIC = frozenset("*?[")
 
 
-def matches(folder: str, patterns: Sequence[str], *, most: int = MOST_ENTRIES) -> List[str]:
-    """The regular files below `folder` that match, each once, in the order of their names."""
+def matches(
+    folder: str, patterns: Sequence[str], *, folders: bool = False, most: int = MOST_ENTRIES
+) -> List[str]:  # fmt: skip
+    """The regular files below `folder` that match, each once, in the order of their names; with `folders` all that
+    matches."""
+    there = os.path.exists if folders else os.path.isfile
     names = _Names(most)
     found: Set[str] = set()
     waiting: Deque[Tuple[str, Tuple[str, ...]]] = deque()
@@ -27,7 +31,7 @@ def matches(folder: str, patterns: Sequence[str], *, most: int = MOST_ENTRIES) -
         path, parts = waiting.popleft()
         if parts:
             waiting.extend(_step(names, path, parts))
-        elif os.path.isfile(path):
+        elif there(path):
             found.add(path)
     return sorted(found)
 

@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from gpuctl.node import faults, outputs, shell
+from gpuctl.node import deadline, faults, outputs, shell
 from gpuctl.node.checkpoints import SETTLED_S, Checkpoint, checkpoints
 from gpuctl.node.claims import claim_of, meet, others
 from gpuctl.node.folders import StateFolder
@@ -19,6 +19,8 @@ from gpuctl.wire.runspec import RunSpec, Scalar
 if TYPE_CHECKING:
     from gpuctl.node.supervisor import Supervisor
 
+ANSWER_S = 30.0  # that a disk has to tell of checkpoints
+
 
 class Resuming:
     def __init__(self, supervisor: Supervisor) -> None:
@@ -30,16 +32,17 @@ class Resuming:
 
     def candidates(self) -> List[Checkpoint]:
         """What the next attempt could go on from, the best first: written by an attempt of this run (or before the
-        run, if it was launched with --resume), and not given up."""
+        run, if it was launched with --resume), and not given up. Raises TimeoutError where their disk is silent."""
         of = self._of
         if of.spec.resume is None:
             return []
         ours = spans(outline(of.run.journal), of.spec.stop.grace_s + SETTLED_S)
         if of.spec.resume_older:
             ours.insert(0, (0.0, ours[0][0] if ours else time.time()))
+        workdir, patterns = shell.workdir(of.spec, self._known()), self._patterns()
         found = [
             each
-            for each in checkpoints(shell.workdir(of.spec, self._known()), self._patterns())
+            for each in deadline.answered(lambda: checkpoints(workdir, patterns), ANSWER_S)
             if any(first <= each.written <= last for first, last in ours)
         ]
         anew = bool((of.record.relaunch or {}).get("requested"))
@@ -47,7 +50,23 @@ class Resuming:
         return [each for each in found if each.key not in given_up]
 
     def choose(self) -> bool:
-        """Settles on one for the attempt that begins. False: somebody asked for something else meanwhile."""
+        """Settles on one for the attempt that begins. False: somebody asked for something else meanwhile, or the run
+        has ended."""
+        try:
+            return self._choose()
+        except TimeoutError as error:
+            why = f"the disk of its checkpoints is silent ({error}): once it answers, `gpuctl relaunch` goes on"
+            self._of.finish("blocked", why)
+            return False
+
+    def any(self) -> bool:
+        """Whether there is one to go on from. Where their disk is silent, no attempt will begin anyway."""
+        try:
+            return bool(self.candidates())
+        except TimeoutError:
+            return False
+
+    def _choose(self) -> bool:
         of = self._of
         self.chosen = None
         first = self.candidates()
@@ -95,9 +114,10 @@ class Resuming:
             return None
         faults.reach(of.state_dir, "archiving")
         try:
-            outputs.carry_out(moves, outputs.spared(shell.workdir(of.spec, self._known()), self._patterns()))
+            workdir, patterns = shell.workdir(of.spec, self._known()), self._patterns()
+            outputs.carry_out(moves, deadline.answered(lambda: outputs.spared(workdir, patterns), ANSWER_S))
         except OSError as error:
-            return f"its outputs can't be set aside: {error.strerror}: {error.filename}"
+            return f"its outputs can't be set aside: {error}"
         return None
 
     def _patterns(self) -> Set[str]:

@@ -56,7 +56,7 @@ class Settling:
 
     def decided(self, incident: Incident) -> Action:
         of = self._of
-        resumes = bool(of.resuming.candidates())
+        resumes = of.resuming.any()
         known = ledger.experience_of(of)
         return decide(incident, of.spec, of.record.life.params, of.record.attempts, resumes=resumes, ledger=known)
 

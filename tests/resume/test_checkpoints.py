@@ -89,3 +89,22 @@ def test_a_pattern_may_be_a_whole_path_or_go_deep(tmp_path: Path) -> None:
     _write(tmp_path / "a/b/c.pt")
     assert _found(tmp_path, str(tmp_path / "a/*/c.pt")) == ["a/b/c.pt"]
     assert _found(tmp_path, "**/*.pt", "a/b/*.pt") == ["a/b/c.pt"]
+
+
+def test_a_look_at_checkpoints_costs_no_more_than_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`**` leads neither round in circles nor through all of a data set."""
+    monkeypatch.setattr("gpuctl.node.checkpoints._MOST_NAMES", 50)
+    _write(tmp_path / "out/last.pt")
+    (tmp_path / "out/again").symlink_to(tmp_path)
+    for number in range(100):
+        _write(tmp_path / f"out/data/{number}/image.jpg")
+    assert _found(tmp_path, "**/*.pt") == ["out/last.pt"]
+
+
+def test_patterns_lead_where_their_words_say(tmp_path: Path) -> None:
+    folder = tmp_path / "[1]"
+    _write(folder / "ckpt-1/model.bin")
+    assert [each.path for each in checkpoints(str(folder), ["ckpt-*/"])] == [str(folder / "ckpt-1")]
+    assert [each.path for each in checkpoints(str(folder / "x"), ["../ckpt-*"])] == []
+    (folder / "x").mkdir()
+    assert [each.path for each in checkpoints(str(folder / "x"), ["../ckpt-*"])] == [str(folder / "ckpt-1")]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuctl.node import resuming
+from gpuctl.node.history import Record
 from gpuctl.node.resuming import spans
+from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import OnOom, Outputs, Relaunches, Resume, RunSpec
 from tests.parts.node import TestNode, node
 from tests.parts.pythons import pythons
@@ -183,3 +188,32 @@ def test_when_the_attempts_of_a_run_lived() -> None:
     assert spans(events, 3.0) == [(zero, zero + 8.5), (zero + 20, float("inf"))]
     lost = [events[0], at(9, "run_finished")]
     assert spans(lost, 3.0) == [(zero, zero + 12.5)], "the machine was restarted"
+
+
+def test_what_blocks_its_reader_is_no_checkpoint(sim: TestNode) -> None:
+    spec = _job(sim, "mkfifo ckpt/1.pt; exit 1", policy={"unknown": Relaunches(1, 0.0)})
+    sim.start(spec)
+    assert (sim.wait_over().state, _started(sim)) == ("failed", [None, None])
+
+
+def test_a_disk_of_checkpoints_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = threading.Event()
+    monkeypatch.setattr(resuming, "ANSWER_S", 0.1)
+    monkeypatch.setattr(resuming, "checkpoints", lambda *_: silent.wait())
+    monkeypatch.setattr(resuming.outputs, "spared", lambda *_: silent.wait())
+    ended: list[tuple[str, str]] = []
+    supervisor: Any = SimpleNamespace(
+        spec=RunSpec("job-1", "job", "n", "true", workdir=str(tmp_path), resume=RESUME),
+        node=NodeSpec("n", state_dir=str(tmp_path)),
+        run=SimpleNamespace(journal=str(tmp_path / "journal.jsonl")),
+        record=Record(str(tmp_path / "journal.jsonl")),
+        state_dir=str(tmp_path),
+        finish=lambda *said: ended.append(said),
+    )
+    going_on = resuming.Resuming(supervisor)
+    assert not going_on.any()
+    assert not going_on.choose()
+    assert ended[0][0] == "blocked" and "silent" in ended[0][1]
+    trouble = going_on.set_aside({"archived_from": [str(tmp_path / "a")], "archived": [str(tmp_path / "b")]})
+    assert trouble is not None and "no answer" in trouble
+    silent.set()
