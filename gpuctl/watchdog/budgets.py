@@ -12,9 +12,10 @@ from gpuctl.wire.incidents import AttemptRecord
 from gpuctl.wire.runspec import Relaunches, RunSpec
 
 MIN_UPTIME_S = 60.0
-"""An attempt that fails sooner without any progress got nowhere: what it started from may be at fault."""
+"""An attempt that fails so soon after it was ready, without any progress, got nowhere: what it started from may be at
+fault."""
 RENEWED_AFTER_S = 3600.0
-"""A service that ran so long was well: what fails then is a new story."""
+"""A service that was ready for so long was well: what fails then is a new story."""
 MOST_IN_VAIN = 3
 """Relaunches in a row that got nowhere, whatever each died of. A larger budget of the job's own is above it."""
 MOST_STEPS_BACK = 3
@@ -32,23 +33,32 @@ def since_request(history: Sequence[AttemptRecord]) -> List[AttemptRecord]:
 
 
 def counted(spec: RunSpec, history: Sequence[AttemptRecord]) -> List[AttemptRecord]:
-    """The attempts that budgets count."""
+    """The attempts that budgets count. Where nothing ever shows that a service is ready, all of its time counts."""
     since = since_request(history)
     if spec.type != "service":
         return since
-    start = max((index for index, record in enumerate(since) if _ran_s(record) >= RENEWED_AFTER_S), default=0)
-    return since[start:]
+    shows = spec.watch.ready is not None or _shows_ready(history)
+    ran = [_ran_s(record) if record.loading_s is not None or shows else record.duration_s or 0.0 for record in since]
+    return since[max((index for index, seconds in enumerate(ran) if seconds >= RENEWED_AFTER_S), default=0) :]
+
+
+def _shows_ready(history: Sequence[AttemptRecord]) -> bool:
+    """Whether it can be seen of this run that it is ready: then an attempt that was not so loaded until its end."""
+    return any(record.loading_s is not None for record in history)
 
 
 def _ran_s(record: AttemptRecord) -> float:
-    return max(0.0, (record.duration_s or 0.0) - (record.loading_s or 0.0))
+    """Beyond loading."""
+    return max(0.0, (record.duration_s or 0.0) - record.loading_s) if record.loading_s is not None else 0.0
 
 
 def in_vain(record: AttemptRecord) -> bool:
-    """Whether the attempt got nowhere: it never progressed, and died while loading or soon after its start."""
-    if record.progressed:
-        return False
-    return record.loading_s is None or (record.duration_s is not None and record.duration_s < MIN_UPTIME_S)
+    """Whether the attempt got nowhere: it never progressed, and was never seen to be ready, or died soon after."""
+    return (
+        not record.progressed
+        and (record.duration_s is not None or record.loading_s is None)
+        and (_ran_s(record) < MIN_UPTIME_S)
+    )
 
 
 def in_a_row(history: Sequence[AttemptRecord]) -> int:
@@ -79,13 +89,17 @@ def jitter(seed: str) -> float:
     return 1 + (zlib.crc32(seed.encode()) % 1000) / 4000
 
 
-def spoils_checkpoint(record: AttemptRecord) -> bool:
-    """Whether the attempt's end speaks against the checkpoint that it went on from."""
+def spoils_checkpoint(record: AttemptRecord, history: Sequence[AttemptRecord]) -> bool:
+    """Whether the attempt's end speaks against the checkpoint that it went on from: it came while it loaded, however long
+    that takes, or soon after."""
     if record.resumed_from is None or record.incident is None:
         return False
     if _damaged(record):
         return not record.progressed
-    soon = record.duration_s is not None and record.duration_s < MIN_UPTIME_S
+    if record.loading_s is None and not _shows_ready(history):
+        soon = record.duration_s is not None and record.duration_s < MIN_UPTIME_S
+    else:
+        soon = record.duration_s is not None and _ran_s(record) < MIN_UPTIME_S
     return record.incident.cls in BLAMES_CHECKPOINT and soon and not record.progressed
 
 
@@ -96,7 +110,7 @@ def spoiled(history: Sequence[AttemptRecord], *, anew: bool = False) -> Set[Tupl
     return {
         (record.resumed_from, record.resumed_written)
         for age, record in enumerate(reversed(history))
-        if record.resumed_from is not None and spoils_checkpoint(record) and (age < recent or _damaged(record))
+        if record.resumed_from is not None and spoils_checkpoint(record, history) and (age < recent or _damaged(record))
     }
 
 
@@ -108,7 +122,7 @@ def steps_back(history: Sequence[AttemptRecord]) -> int:
     """How many of the last attempts were ended by the checkpoint that they went on from."""
     count = 0
     for record in reversed(history):
-        if not spoils_checkpoint(record):
+        if not spoils_checkpoint(record, history):
             break
         count += 1
     return count

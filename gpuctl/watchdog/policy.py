@@ -71,7 +71,7 @@ def decide(
     env = allocator_settings(spec, since)
     if isinstance(own, Relaunches):
         return _again(incident, spec, own, params, since, env=env, said=f"`policy` allows {_relaunches(own)}")
-    if since and budgets.spoils_checkpoint(since[-1]):
+    if since and budgets.spoils_checkpoint(since[-1], history):
         back = _from_the_one_before(incident, params, since, env=env, resumes=resumes)
         if back is not None:
             return back
@@ -276,9 +276,9 @@ def _again(
     tries = sum(1 for record in past if record.incident is not None and record.incident.cls == incident.cls)
     if tries > budget.relaunch:
         return _stop("failed", incident, said)
-    vain = budgets.in_a_row(past)
+    vain = budgets.in_a_row(since)
     if vain > max(budget.relaunch, budgets.MOST_IN_VAIN):
-        return _stop("failed", incident, f"{vain} attempts in a row got nowhere, each for another reason")
+        return _stop("failed", incident, f"{vain} attempts in a row got nowhere, as far as could be seen")
     delay = budgets.pause_s(spec, budget, incident.cls, past)
     why = f"{_what(incident)}: try {tries + 1} of {budget.relaunch + 1}"
     return Action("relaunch", why, params=dict(params), env=env, delay_s=delay)

@@ -11,7 +11,7 @@ from gpuctl.watchdog import budgets
 from gpuctl.watchdog.policy import decide
 from gpuctl.wire.incidents import AttemptRecord, Incident
 from gpuctl.wire.names import FailureClass
-from gpuctl.wire.runspec import Relaunches, RunSpec
+from gpuctl.wire.runspec import Relaunches, RunSpec, Watch
 
 SPEC = RunSpec("job-abc123", "job", "sim", "true", on_failure=Relaunches(3, 10.0))
 
@@ -52,6 +52,51 @@ def test_a_service_that_ran_for_an_hour_begins_anew() -> None:
     assert decide(incident, service, {}, loading).kind == "stop", "loading is not running"
 
 
+@pytest.mark.parametrize("ready", [None, "Server is up"])
+@pytest.mark.parametrize("before", [[], [{"loading_s": 100.0, "duration_s": 4000.0}]])
+def test_a_service_that_never_becomes_ready_is_not_begun_for_ever(
+    ready: str | None, before: list[dict[str, Any]]
+) -> None:
+    """Loading takes longer than the hour after which a service's budgets begin anew."""
+    spec = replace(SPEC, type="service", on_failure=Relaunches(1, 0.0), watch=Watch(ready=ready))
+    history = [_attempt(0, **keys) for keys in before]
+    relaunched = 0
+    while True:
+        history.append(_attempt(len(history) + 1, duration_s=4200.0))
+        incident = history[-1].incident
+        assert incident is not None
+        if decide(incident, spec, {}, history).kind == "stop":
+            break
+        relaunched += 1
+        assert relaunched < 10
+    assert relaunched <= budgets.MOST_IN_VAIN
+
+
+@pytest.mark.parametrize(
+    ("loading_s", "duration_s", "vain"),
+    [(None, 9000.0, True), (1200.0, 1230.0, True), (1200.0, 1270.0, False), (5.0, 30.0, True), (5.0, None, False)],
+)
+def test_what_an_attempt_got_to_is_counted_from_when_it_was_ready(
+    loading_s: float | None, duration_s: float | None, vain: bool
+) -> None:
+    record = _attempt(1, loading_s=loading_s, duration_s=duration_s)
+    assert budgets.in_vain(record) is vain
+    assert not budgets.in_vain(replace(record, progressed=True))
+
+
+@pytest.mark.parametrize(
+    ("loading_s", "duration_s", "blamed"),
+    [(None, 300.0, True), (1200.0, 1230.0, True), (1200.0, 1270.0, False), (None, None, False)],
+)
+def test_a_checkpoint_that_takes_long_to_load_is_blamed_all_the_same(
+    loading_s: float | None, duration_s: float | None, blamed: bool
+) -> None:
+    ready = _attempt(1, loading_s=1200.0, duration_s=9000.0, progressed=True)
+    failed = _attempt(2, "code_error", resumed_from="a.pt", loading_s=loading_s, duration_s=duration_s)
+    assert budgets.spoils_checkpoint(failed, [ready, failed]) is blamed
+    assert (("a.pt", None) in budgets.spoiled([ready, failed])) is blamed
+
+
 def test_attempts_in_vain_end_it_though_each_has_its_own_reason() -> None:
     classes: list[FailureClass] = ["nccl_timeout", "nccl_error", "port_in_use", "auth_or_download", "unknown"]
     history: list[AttemptRecord] = []
@@ -89,7 +134,7 @@ def test_a_larger_budget_of_ones_own_is_spent() -> None:
 )
 def test_which_ends_speak_against_a_checkpoint(cls: FailureClass, keys: dict[str, Any], blamed: bool) -> None:
     record = replace(_attempt(1, cls, resumed_from="2.pt"), **keys)
-    assert budgets.spoils_checkpoint(record) is blamed
+    assert budgets.spoils_checkpoint(record, [record]) is blamed
     incident = record.incident
     assert incident is not None
     action = decide(incident, replace(SPEC, on_failure=Relaunches()), {}, [record], resumes=True)
