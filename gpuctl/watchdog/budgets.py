@@ -90,8 +90,8 @@ def jitter(seed: str) -> float:
 
 
 def spoils_checkpoint(record: AttemptRecord, history: Sequence[AttemptRecord]) -> bool:
-    """Whether the attempt's end speaks against the checkpoint that it went on from: it came while it loaded, however long
-    that takes, or soon after."""
+    """Whether the end of the attempt speaks against the checkpoint that it went on from: it came while that was loaded,
+    however long it takes, or soon after."""
     if record.resumed_from is None or record.incident is None:
         return False
     if _damaged(record):
