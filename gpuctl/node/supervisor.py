@@ -153,7 +153,8 @@ class Supervisor:
                 f"`gpuctl relaunch {self.spec.run}` from a shell that has them hands them over",
             )
             return None
-        if not self.placement.take() or not self.cleaning.await_empty() or not self.resuming.choose():
+        # "Empty" last: it holds for the moment that it was verified at.
+        if not self.placement.take() or not self.resuming.choose() or not self.cleaning.await_empty():
             return None
         trouble = self.resuming.set_aside(relaunch)
         if trouble is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gpuctl.wire.runspec import OnOom, Relaunches, Stop
+from gpuctl.simulation.devices import FOLDER_VARIABLE
+from gpuctl.wire.runspec import OnOom, Relaunches, Resume, Stop
 from tests.parts.node import TestNode, node
+from tests.waiting import wait_until
 
 POINTS = ("exit-seen", "exit-journaled", "cleaned", "relaunch-journaled", "attempt-forked", "attempt-told")
 
@@ -66,6 +70,39 @@ def test_no_attempt_begins_before_its_gpus_are_empty(tmp_path_factory: Any, plan
     with node(tmp_path_factory.mktemp("run"), gpus=1) as sim:
         _run(sim, plan)
         _check(sim)
+
+
+def test_who_comes_while_it_waits_for_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
+    """Whatever is waited for between two attempts, "empty" is verified after it."""
+    script = """
+import os, sys
+sys.path[:0] = os.environ["PYTHONPATH"].split(":")
+from gpuctl.simulation.devices import SimulatedGpus
+gpus = SimulatedGpus(os.environ["GPUCTL_SIMULATION"])
+print("found", gpus.capacity_mib - gpus.free_mib(0), "MiB in use", sys.argv[1:], flush=True)
+if len(sys.argv) == 1:
+    open("1.pt", "w").write("weights")
+    sys.exit(1)
+"""
+    with node(tmp_path, gpus=1) as sim:
+        Path(sim.folder / "job.py").write_text(script)
+        sim.start(
+            sim.job(
+                f"{sys.executable} job.py", gpus=1, resume=Resume("*.pt", "{latest}"),
+                policy={"unknown": Relaunches(1, 0.0)},
+            )
+        )  # fmt: skip
+        wait_until(lambda: sim.events(type="relaunching"))
+        simulation = {FOLDER_VARIABLE: str(sim.state_dir / "simulated/sim"), "CUDA_VISIBLE_DEVICES": "0"}
+        command = [sys.executable, "-m", "gpuctl.simulation.hold", "--mib", "3000"]
+        with subprocess.Popen(command, env={**os.environ, **simulation}) as stranger:
+            try:
+                waiting = wait_until(lambda: sim.events(type="waiting"))
+            finally:
+                stranger.kill()
+        assert str(stranger.pid) in waiting[0]["why"]
+        assert sim.wait_over().state == "succeeded", sim.events()
+        assert sim.log(attempt=2) == f"found 0 MiB in use ['{sim.folder}/1.pt']\n"
 
 
 def _run(sim: TestNode, plan: list[Step]) -> None:
