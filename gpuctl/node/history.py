@@ -19,10 +19,12 @@ class History:
         self.attempts: List[AttemptRecord] = []
         self.answered: Set[str] = set()
         self.xids: Set[str] = set()  # of the last attempt, as its events word them
+        self.findings: List[Incident] = []  # of the last attempt: what was told of it and still holds
         self.keepers: List[ProcessId] = []  # of all attempts: an old one lives on as long as it has children
         self.started: Optional[Mapping[str, Any]] = None  # the last attempt_started
         self.exited: Optional[Mapping[str, Any]] = None  # the attempt_exited of that attempt
         self.asked: Optional[Mapping[str, Any]] = None  # an accepted request that is not carried out yet
+        self.ready = False  # that attempt
         self.loaded_mib: Optional[int] = None  # when that attempt was ready
         self.relaunch: Optional[Mapping[str, Any]] = None  # a relaunching event that no attempt followed yet
         self.begun: Dict[str, Any] = {}  # what the last attempt was begun with: params and added environment
@@ -44,8 +46,10 @@ class History:
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
         before = self.relaunch or {}
         self.begun = {"params": dict(event.get("params", {})), "env": dict(before.get("env") or {})}
-        self.started, self.exited, self.relaunch, self.loaded_mib = event, None, None, None
+        self.started, self.exited, self.relaunch = event, None, None
+        self.ready, self.loaded_mib = False, None
         self.xids.clear()
+        self.findings.clear()
         if event.get("keeper"):
             self.keepers.append(ProcessId(event["keeper"], event["keeper_start"]))
         self.attempts.append(
@@ -61,7 +65,7 @@ class History:
 
     def _on_ready(self, event: Mapping[str, Any]) -> None:
         self._loaded(event)
-        self.loaded_mib = event.get("loaded_mib")
+        self.ready, self.loaded_mib = True, event.get("loaded_mib")
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
         self._loaded(event)
@@ -72,10 +76,15 @@ class History:
             self._amend(loading_s=round(event["mono_s"] - self.started["mono_s"], 3))
 
     def _on_incident(self, event: Mapping[str, Any]) -> None:
-        if event.get("fatal"):
-            self._amend(incident=Incident.from_event(event))
+        incident = Incident.from_event(event)
+        self.findings.append(incident)
+        if incident.fatal:
+            self._amend(incident=incident)
             if event.get("strangers"):
                 self._amend(gpus_were_empty=False)
+
+    def _on_recovered(self, event: Mapping[str, Any]) -> None:
+        self.findings = [finding for finding in self.findings if finding.cls != event["class"]]
 
     def _on_xid(self, event: Mapping[str, Any]) -> None:
         self.xids.add(event["text"])

@@ -37,6 +37,7 @@ READ_S = 0.25  # of reading at a time
 LAST_READ_S, LAST_BYTES = 10.0, 8 << 20  # after the exit: so long, then only the last of each file
 ROOM_S, FULL_S = 5.0, 20.0
 TREE_S = (1.0, 10.0)  # between two looks at the processes' I/O: a quarter of `watch.stall.for`, within these
+SUSPECT_S = 2.0  # the same, while a look may keep an attempt from being ended
 LINE_CHARACTERS = 200
 MATCH_S = 0.2
 STANDING = "standing.json"
@@ -80,7 +81,8 @@ class Eyes:
         """Follows this attempt from now on. What its log already holds is read again, silently: a new supervisor
         must know what the old one knew, and journal none of it twice."""
         watch = watch_of(spec)
-        self._judge = RecordingJudge(attempt.folder.path, watch, type=spec.type, guard=time_limit)
+        started = self._started(attempt)
+        self._judge = RecordingJudge(attempt.folder.path, watch, type=spec.type, started=started, guard=time_limit)
         self._follower = Follower()
         self._follower.add(attempt.folder.log, "log")
         self._follower.add_globs(attempt.folder.path, ("**/*.log",))
@@ -97,13 +99,28 @@ class Eyes:
         if self._job is not None:
             self.waiter.add_fd(self._job)
         if self.record.life.attempt == attempt.number and self.record.life.state in ("loading", "running", "cleaning"):
-            quietly = self.record.attempts[-1].progressed or self.record.life.state != "loading"
-            self._again = True
+            self._read_again(spec)
+
+    def _started(self, attempt: Attempt) -> Optional[float]:
+        """When this attempt did: its time is not a new supervisor's."""
+        if self.record.started is None or self.record.life.attempt != attempt.number:
+            return None
+        return min(float(self.record.started["mono_s"]), boottime())
+
+    def _read_again(self, spec: RunSpec) -> None:
+        """What another supervisor has read. What it told of is not told again; what it asked an end for may not have
+        been carried out, so that is."""
+        assert self._judge is not None and self._follower is not None
+        quietly = self.record.attempts[-1].progressed or self.record.life.state != "loading"
+        self._again = self._judge.again = True
+        self._read(quietly=quietly, within_s=LAST_READ_S)
+        if self._behind:
+            self._follower.leap(LAST_BYTES)
             self._read(quietly=quietly, within_s=LAST_READ_S)
-            if self._behind:
-                self._follower.leap(LAST_BYTES)
-                self._read(quietly=quietly, within_s=LAST_READ_S)
-            self._again = False
+        self._again = self._judge.again = False
+        self._judge.know(
+            finding for finding in self.record.findings if not finding.fatal or spec.policy.get(finding.cls) == "alert"
+        )
 
     def look(self, timeout_s: float) -> List[Incident]:
         """Waits for something to happen, at most so long; reads, samples, journals; answers confirmed incidents."""
@@ -124,7 +141,7 @@ class Eyes:
         if self._witness is not None:
             self._tell(self._witness.look(now))
         if now >= self._next_tree:
-            self._next_tree = now + self._tree_s
+            self._next_tree = now + (SUSPECT_S if self._judge.suspects else self._tree_s)
             self._look_at_tree(now)
         incidents = [self.company.about(incident) for incident in self._judge.tick(now)]
         for recovered in self._judge.recovered():
@@ -207,9 +224,9 @@ class Eyes:
         self.no_room = self._full_since is not None and now - self._full_since >= FULL_S
 
     def _look_at_tree(self, now: float) -> None:
-        """Only where it is quiet: who prints is alive, and the walk is not for nothing."""
+        """Only where it is quiet or suspected of a standstill: else who prints is alive, and the walk costs time."""
         assert self._judge is not None
-        if self._judge.quiet_s(now) < self._tree_s:
+        if self._judge.quiet_s(now) < self._tree_s and not self._judge.suspects:
             self._tree.forget()
             return
         io = self._tree.look(now)

@@ -38,10 +38,12 @@ class Deaths:
         self._told: Set[str] = set()
         self._ended: Set[str] = set()
 
-    def known(self, evidence: Evidence) -> None:
-        """It was told before (by a supervisor that is gone)."""
-        if evidence.thread is not None or evidence.rank is not None:
+    def know(self, told: Incident) -> None:
+        """It was told before."""
+        for evidence in told.evidence[:1]:
             self._told.add(_who(evidence))
+            if told.fatal:
+                self._ended.add(_who(evidence))
 
     def look(self, at: float, reading: Reading, pace: Pace, vitals: Vitals, *, ready: bool) -> Optional[Incident]:
         """The first one that is plain by now: told once, and once more where the job turns out not to survive it."""

@@ -71,6 +71,7 @@ class Facts:
         self._untold: List[Incident] = []
         self._told: Set[str] = set()
         self._hung_since: Optional[float] = None
+        self._hang_is_known = False
 
     def add(self, evidence: Evidence, moves: int) -> None:
         self.known.append(Fact(evidence, moves))
@@ -89,15 +90,21 @@ class Facts:
             self._hung_since = sample.mono_s
             evidence = Evidence(HUNG, sample.error or HUNG, source="telemetry")
             self.add(evidence, moves)
-            self._tell(evidence)
+            if not self._hang_is_known:
+                self._tell(evidence)
         elif not hangs:
-            self._hung_since = None
+            self._hung_since, self._hang_is_known = None, False
             self.known = [fact for fact in self.known if fact.evidence.cls != HUNG]
 
     @property
     def hangs(self) -> bool:
         """Is the driver silent?"""
         return self._hung_since is not None
+
+    def know(self, cls: str) -> None:
+        """It was told before."""
+        self._told.add(cls)
+        self._hang_is_known = self._hang_is_known or cls == HUNG
 
     def skip(self, gap_s: float, at: float) -> None:
         """Nobody looked for so long: that is no silence."""

@@ -11,7 +11,7 @@ import re
 import signal
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Callable, ContextManager, Dict, List, Optional, Sequence, Set, Union
+from typing import Callable, ContextManager, Dict, Iterable, List, Optional, Sequence, Set, Union
 
 from gpuctl.watchdog import facts as machine
 from gpuctl.watchdog import verdict
@@ -155,6 +155,14 @@ class Judge:
         """Is something being waited for that the processes' I/O may disprove?"""
         return self._deaths.suspects or self._facts.hangs
 
+    def know(self, findings: Iterable[Incident]) -> None:
+        """What was told of this attempt before, by a supervisor that is gone, is not told again."""
+        for found in findings:
+            self._told.add("late" if (found.cls, found.phase) == ("timeout", "load") else found.cls)
+            self._deaths.know(found)
+            self._facts.know(found.cls)
+            self._vitals.know(found.cls)
+
     def recovered(self) -> List[Recovered]:
         """Findings of `tick` that hold no more, each once."""
         return self._vitals.recovered()
@@ -221,26 +229,28 @@ class Judge:
     def _read(self, lines: List[Line], source: str, at: float) -> List[Notice]:
         notices: List[Notice] = []
         progress: Optional[Progress] = None
-        before = self.reading.moves
+        steps = 0  # lines that moved the work on
         for line in lines:
+            before = self.reading.moves
             counter = self.reading.take(line, source, at)
             stated = self._stated(line.text, notices)
             if "progress" in self._patterns:
                 progress = stated or progress
             elif counter is not None and counter.done > 0 and not counter.loading:
                 progress = Progress(counter.done, counter.total)
+            steps += self.reading.moves > before
             self._note_phase(line.text, bool(counter and not counter.loading), bool(stated), at, notices)
-        if self.reading.moves > before:
-            self._count_moves(at)
+        if steps:
+            self._count_steps(steps, at)
         if progress is not None:
             self.progressed = True
             notices.append(progress)
         return notices
 
-    def _count_moves(self, at: float) -> None:
+    def _count_steps(self, steps: int, at: float) -> None:
         usual_s = self._pace.usual_s
         if self.again and self._started is not None:
-            self._pace.moved_before(self.reading.moves, at - self._started)
+            self._pace.moved_before(steps, at - self._started)
         else:
             self._pace.moved(at)
         if self._ready:

@@ -14,14 +14,17 @@ class Pace:
 
     def __init__(self) -> None:
         self._times: Deque[float] = deque(maxlen=_KEPT)
+        self._before = 0
         self._before_s: Optional[float] = None
 
     def moved(self, at: float) -> None:
         self._times.append(at)
 
     def moved_before(self, moves: int, over_s: float) -> None:
-        """Of moves that nobody saw (a log read again) only the number is known, not when each came."""
-        self._before_s = over_s / max(1, moves)
+        """Of moves that nobody saw (a log read again) only the number is known, not when each came.
+        `over_s`: since the job began."""
+        self._before += moves
+        self._before_s = over_s / self._before
 
     @property
     def last(self) -> Optional[float]:

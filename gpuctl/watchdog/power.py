@@ -179,6 +179,10 @@ class LowPower:
         elif self._told and share >= min(1.0, self._below * BACK):
             self._told, self._over = False, share
 
+    def know(self) -> None:
+        """It was told before, and has not been over since."""
+        self._told = True
+
     def incident(self) -> Optional[Incident]:
         """The finding, once, until it is over."""
         found, self._found = self._found, None

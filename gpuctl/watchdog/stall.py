@@ -49,6 +49,7 @@ class Stall:
         self._computed = 0.0  # when its processes last did, of whatever use that was
         self._looked: Optional[float] = None
         self._told: Optional[float] = None  # since when it had been quiet
+        self._is_known = False
         self._over: Optional[str] = None
 
     def alive(self, sign: str, at: float) -> None:
@@ -78,6 +79,8 @@ class Stall:
         if idle is False:
             self.alive("power", at)
         since = max(self._begun, *self._last.values()) if self._last else self._begun
+        if self._is_known and begun:
+            self._told, self._is_known = since, False
         if self._told is not None:
             if since > self._told:
                 sign = max(self._last, key=lambda name: self._last[name], default="loading")
@@ -90,6 +93,10 @@ class Stall:
         self._told = since
         known = looked and (idle is not None or not self.power.sampled)
         return self._incident(at, at - since, known=known)
+
+    def know(self) -> None:
+        """It was told before, and has not been over since."""
+        self._is_known = True
 
     def last_sign(self, *signs: str) -> float:
         """When one of these was last seen; 0 where none ever was."""

@@ -65,6 +65,13 @@ class Vitals:
     def quiet_s(self, at: float) -> float:
         return self.stall.quiet_s(at)
 
+    def know(self, cls: str) -> None:
+        """It was told before."""
+        if cls == "stalled":
+            self.stall.know()
+        elif cls == "low_power":
+            self.low_power.know()
+
     def last_sign(self, *signs: str) -> float:
         return self.stall.last_sign(*signs)
 
