@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
-from gpuctl.node import faults, ledger, stacks
+from gpuctl.node import faults, ledger, sharing, stacks
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.clock import boottime
 from gpuctl.node.emptiness import Emptiness, wait_empty
@@ -71,8 +71,8 @@ class Cleaning:
             self._report(self._wait_empty(1.0 if of.spec.observe else EMPTY_DEADLINE_S))
 
     def await_empty(self) -> bool:
-        """Before an attempt: its GPUs hold nothing. Waits as `on_busy` says; False: the run has ended instead, or is
-        to begin anew with other values."""
+        """Before an attempt: its GPUs hold nothing; where it shares them, nothing of ours, and leave it room. Waits as
+        `on_busy` says; False: the run has ended instead, or is to begin anew with other values."""
         of = self._of
         self.were_empty = True
         if not of.placement.devices:
@@ -83,16 +83,19 @@ class Cleaning:
         looks = 0
         while True:
             found = self._wait_empty(EMPTY_DEADLINE_S if looks == 0 and of.record.number else 1.0)
-            if found.empty:
+            why = sharing.lack_of_room(of) if found.empty else found.why
+            if why is None:
                 self.were_empty = not of.spec.share or self._nothing_there()
                 if looks:
                     self._report(found)
                 return True
             if looks == 0:
-                self._report(found)
-                of.record.write("waiting", why=found.why, seconds=of.spec.on_busy_wait_s)
+                if not found.empty:
+                    self._report(found)
+                of.record.write("waiting", why=why, seconds=of.spec.on_busy_wait_s)
             if boottime() >= end_at:
-                of.finish("blocked", f"its GPUs can't be emptied: {found.why}")
+                trouble = "its GPUs have no room for it" if found.empty else "its GPUs can't be emptied"
+                of.finish("blocked", f"{trouble}: {why}")
                 return False
             pause = BUSY_LOOK_S[min(looks, len(BUSY_LOOK_S) - 1)]
             if not of.waited(min(pause, max(0.1, end_at - boottime())), "waited for its GPUs"):

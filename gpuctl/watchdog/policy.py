@@ -170,11 +170,13 @@ def _give_way(
             incident,
             f"it ran out of memory {_times(relaunched)} (`max_relaunches: {on_oom.max_relaunches}`)",
         )
-    foreign = _foreign(incident, since)
+    foreign = held_otherwise(incident, since)
     if foreign:
-        return Action(
-            "relaunch", f"{foreign}: relaunched unchanged once the GPUs are empty", params=dict(params), env=env
-        )
+        # GPUs that are shared need not become empty: who shares them must be given time to make room.
+        pause_s = budgets.pause_s(spec, spec.on_failure, incident.cls, since) if spec.share else 0.0
+        when = "there is room beside them" if spec.share else "the GPUs are empty"
+        why = f"{foreign}: relaunched unchanged once {when}"
+        return Action("relaunch", why, params=dict(params), env=env, delay_s=pause_s)
     if _new_setting(incident, spec, since):
         names = ", ".join(f"{name}={value}" for name, value in env.items())
         return Action(
@@ -284,7 +286,7 @@ def _again(
     return Action("relaunch", why, params=dict(params), env=env, delay_s=delay)
 
 
-def _foreign(incident: Incident, since: Sequence[AttemptRecord]) -> Optional[str]:
+def held_otherwise(incident: Incident, since: Sequence[AttemptRecord]) -> Optional[str]:
     """Was it other processes' memory? Only where the message says so, or who was seen on the GPUs."""
     if incident.evidence and held_by_others(incident.evidence[0]):
         pids = ", ".join(str(other["pid"]) for other in incident.evidence[0].others if not other.get("ours"))
@@ -360,4 +362,4 @@ def _cause(incident: Incident) -> str:
     return text if len(text) <= _CAUSE_CHARACTERS else f"{text[: _CAUSE_CHARACTERS - 1]}…"
 
 
-__all__: List[str] = ["AT_LOAD", "CURABLE", "GIVES_WAY", "HARMFUL", "allocator_settings", "decide"]
+__all__: List[str] = ["AT_LOAD", "CURABLE", "GIVES_WAY", "HARMFUL", "allocator_settings", "decide", "held_otherwise"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuctl.node.processes import ProcessId, alive, find, signal
-from gpuctl.wire.runspec import OnOom, Stop
+from gpuctl.wire.runspec import OnOom, Relaunches, Stop
 from tests.parts.node import TestNode, node
 from tests.waiting import wait_until
 
@@ -35,6 +35,24 @@ def test_two_runs_that_share(sim: TestNode) -> None:
     sim.ask("first-1", "kill")
     assert sim.life("second-1").state == "loading"
     assert sim.jobs_of("second-1")
+
+
+def test_one_that_shares_waits_for_room_beside_others(sim: TestNode) -> None:
+    sim.start(sim.job(f"{HOLD} --mib 70000", "first-1", gpus=[0], share=True))
+    sim.wait_state("loading", run="first-1")
+    wait_until(lambda: "holding" in sim.log("first-1"))
+    keys = {"gpus": [0], "share": True, "params": {"mib": 60000}, "on_failure": Relaunches(0, 0.05)}
+    command = f'{sys.executable} -c "{TENSOR}" {{mib}}'
+    sim.start(sim.job(command, "second-1", on_oom=OnOom(reduce=["mib"]), **keys))
+    sim.start(sim.job(command, "hasty-1", on_oom=OnOom(reduce=["mib"]), on_busy_wait_s=0.2, **keys))
+    life = sim.wait_over("hasty-1")
+    assert (life.state, life.attempt) == ("blocked", 1)
+    assert "no room" in (life.why or "") and "of 95.6 GiB of GPU 0" in (life.why or "")
+    wait_until(lambda: [event for event in sim.events("second-1", "waiting") if "others hold" in event["why"]])
+    assert len(sim.events("second-1", "attempt_started")) == 1, "it does not try again and again"
+    sim.ask("first-1", "kill")
+    assert sim.wait_over("second-1").state == "succeeded"
+    assert [event["params"]["mib"] for event in sim.events("second-1", "attempt_started")] == [60000, 60000]
 
 
 def test_a_queued_run_starts_in_its_turn(sim: TestNode) -> None:

@@ -82,6 +82,18 @@ def test_what_failed_beside_foreign_memory_may_be_tried_again() -> None:
     assert _decided(oom, GIVING, _attempt(1, held, 32), _attempt(2, oom, 64)).params == {"bs": 32}
 
 
+def test_who_shares_its_gpus_is_given_time() -> None:
+    held = _incident(others=[{"pid": 9, "bytes": 70 * GIB}], in_use_bytes=GIB)
+    spec = replace(GIVING, share=True, on_failure=Relaunches(0, 10.0))
+    history: list[AttemptRecord] = []
+    for number, least in ((1, 10.0), (2, 20.0), (3, 40.0)):
+        history.append(_attempt(number, held, duration_s=2.0))
+        action = _decided(held, spec, *history)
+        assert (action.kind, action.params) == ("relaunch", {"bs": 64})
+        assert least <= action.delay_s <= 1.25 * least
+    assert _decided(held, GIVING).delay_s == 0.0, "empty is waited for anyway"
+
+
 def test_fragmentation_asks_for_the_allocators_setting_first() -> None:
     torn = _incident("gpu_oom_fragmentation", text=SETTING)
     first = _decided(torn, GIVING)
