@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpuctl.node import deadline
 from gpuctl.node.clock import now
 from gpuctl.node.folders import StateFolder
+from gpuctl.node.recording import NAME, read_moments
 from gpuctl.watchdog.gpu_memory import held_by_others
 from gpuctl.watchdog.ledger import same, template_of, with_code
-from gpuctl.wire.incidents import Exit
+from gpuctl.watchdog.moments import worked_s
+from gpuctl.wire.incidents import AttemptRecord, Exit
 from gpuctl.wire.ledger import OUT_OF_MEMORY, LedgerEntry
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import RunSpec
@@ -25,6 +27,7 @@ from gpuctl.wire.samples import DeviceSample
 if TYPE_CHECKING:
     from gpuctl.node.supervisor import Supervisor
 
+WORKED_S = 2.0  # of its GPUs, that show that an attempt works
 LOCKED_S = 5.0  # that another one may take for its line
 
 
@@ -118,10 +121,7 @@ def enter(supervisor: Supervisor, exit: Exit) -> None:
 def _entry(supervisor: Supervisor, started: Any, exit: Exit) -> LedgerEntry:
     spec, eyes, attempt = supervisor.spec, supervisor.eyes, supervisor.record.attempts[-1]
     cls = attempt.incident.cls if attempt.incident is not None else None
-    worked = supervisor.shown if spec.probe else attempt.progressed
-    worked = worked or (exit.exit_code == 0 and cls is None)
-    if spec.type == "service":  # being ready is what a service is for; of others it only says that the model fits
-        worked = worked or attempt.loading_s is not None
+    worked = (exit.exit_code == 0 and cls is None) or _worked(supervisor, attempt, started)
     return LedgerEntry(
         run=spec.run, attempt=attempt.attempt, job=spec.job, template=template_of(spec),
         model=started["model"], count=len(started.get("gpus", [])), params=attempt.params,
@@ -130,6 +130,22 @@ def _entry(supervisor: Supervisor, started: Any, exit: Exit) -> LedgerEntry:
         peak_mib=max(eyes.peak_mib.values(), default=None), loading_s=attempt.loading_s,
         duration_s=exit.duration_s, node=spec.node, time=now(),
     )  # fmt: skip
+
+
+def _worked(supervisor: Supervisor, attempt: AttemptRecord, started: Mapping[str, Any]) -> bool:
+    """Whether it did what it was made for. Any bar is progress, that of preparing data too: it counts where the job
+    file says which lines do, else once the GPUs have worked."""
+    spec = supervisor.spec
+    if spec.probe:
+        return supervisor.shown
+    if spec.type == "service" and supervisor.record.ready:  # of others that only says that the model fits
+        return True
+    if not attempt.progressed or spec.watch.progress is not None:
+        return attempt.progressed
+    if spec.watch.ready is not None and supervisor.record.ready:
+        return True
+    moments = read_moments(os.path.join(supervisor.run.attempt(attempt.attempt).path, NAME))
+    return worked_s(moments, started["mono_s"] + (attempt.loading_s or 0.0)) >= WORKED_S
 
 
 def _parse(line: bytes) -> Optional[LedgerEntry]:

@@ -17,6 +17,7 @@ from gpuctl.wire.word import Word
 DENSITY: Sequence[Tuple[float, float]] = ((3600.0, 1.0), (36_000.0, 10.0), (360_000.0, 60.0))
 """(up to this age in seconds, one moment every so many seconds); beyond, one every ten minutes."""
 SPARSEST_S = 600.0
+AT_WORK = 0.25  # of the power limit, at least
 LOOK_S = 20.0
 
 Reading = List[Optional[float]]  # utilisation, power, memory used, power limit, temperature: as DeviceSample has them
@@ -49,6 +50,17 @@ class Moment(Word):
         except (ValueError, TypeError, KeyError):
             return None
 
+    @property
+    def at_work(self) -> bool:
+        for reading in self.gpus.values():
+            utilisation, power_w, _, limit_w, _ = [*reading, None, None, None, None, None][:5]
+            if power_w is not None and limit_w:
+                if power_w >= AT_WORK * limit_w:
+                    return True
+            elif utilisation is not None and utilisation >= 50:  # power can't be read everywhere
+                return True
+        return False
+
     def samples(self, uuids: Mapping[str, str], total_mib: Optional[int]) -> Iterator[Sample]:
         """The telemetry of the time that it stands for; `uuids` by index. None where none was taken."""
         if not self.gpus and self.error is None:
@@ -76,6 +88,12 @@ def readings(sample: Sample) -> Dict[str, Reading]:
         ]
         for device in sample.devices
     }
+
+
+def worked_s(moments: Iterable[Moment], since: float) -> float:
+    """For how long after `since` one of the GPUs was seen at work: what waits or spins takes little more than idle
+    power, and a copy of weights is no work."""
+    return sum(moment.over_s or 1.0 for moment in moments if moment.mono_s > since and moment.at_work)
 
 
 def memory_mib(reading: Reading) -> Optional[int]:

@@ -127,7 +127,6 @@ def test_who_came_meanwhile_is_to_blame_not_the_values(sim: TestNode, training: 
     assert [event["params"] for event in sim.events(type="attempt_started")] == [{"bs": 64}] * 2
     (entry,) = entries(sim)
     assert (entry["attempt"], entry["fitted"]) == (2, True)
-    assert entry["peak_mib"] >= 2000
 
 
 def test_a_run_that_shares_shows_what_fitted_and_no_more(sim: TestNode, training: RunSpec) -> None:
