@@ -192,8 +192,7 @@ class Cleaning:
                 "peak_mib": {str(index): mib for index, mib in sorted(of.eyes.peak_mib.items())},
             }  # fmt: skip
             ledger.enter(of, exit)  # first: what is journaled is not done again after a crash
-            if exit.never_begun:
-                fields["never_begun"] = True
+            fields.update((name, True) for name in ("never_begun", "left_behind") if getattr(exit, name))
             of.record.write("attempt_exited", sync=True, **fields)
             faults.reach(of.state_dir, "exit-journaled")
 

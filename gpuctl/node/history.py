@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 
 from gpuctl.node.journal import Journal, read
 from gpuctl.node.processes import ProcessId
-from gpuctl.wire.incidents import AttemptRecord, Incident
+from gpuctl.wire.incidents import AttemptRecord, Exit, Incident
 from gpuctl.wire.life import Life, advance
 
 
@@ -111,6 +111,14 @@ class History:
     def _amend(self, **changes: Any) -> None:
         if self.attempts:
             self.attempts[-1] = replace(self.attempts[-1], **changes)
+
+
+def exit_of(event: Mapping[str, Any]) -> Exit:
+    """What an `attempt_exited` event tells."""
+    return Exit(
+        event.get("exit_code"), event.get("signal"), event.get("duration_s"),
+        left_behind=bool(event.get("left_behind")), never_begun=bool(event.get("never_begun")),
+    )  # fmt: skip
 
 
 class Record(History):

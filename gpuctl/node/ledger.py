@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from gpuctl.node import deadline
 from gpuctl.node.clock import now
@@ -74,10 +74,13 @@ def experience(state: StateFolder, spec: RunSpec, devices: Sequence[DeviceSample
 
 def experience_of(supervisor: Supervisor) -> List[LedgerEntry]:
     """The entries that count for the run's next values, after its last attempt."""
-    started, spec = supervisor.record.started, supervisor.spec
+    return known_to(read(StateFolder(supervisor.node), supervisor.spec.job), supervisor.spec, supervisor.record.started)
+
+
+def known_to(entries: Iterable[LedgerEntry], spec: RunSpec, started: Optional[Mapping[str, Any]]) -> List[LedgerEntry]:
+    """Those that count after an attempt that was `started` so, its own among them."""
     if started is None or not started.get("model"):
         return []
-    entries = read(StateFolder(supervisor.node), spec.job)
     mine = same(entries, template_of(spec), started["model"], len(started.get("gpus", [])))
     return with_code(mine, started.get("code"))
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpuctl.node import ledger, shell
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.folders import RunFolder, StateFolder, expand
-from gpuctl.node.history import History
+from gpuctl.node.history import History, exit_of
 from gpuctl.node.journal import Event, read
 from gpuctl.node.recording import NAME, read_moments
 from gpuctl.node.refusal import BAD_USAGE, NO_SUCH_RUN, Refusal
 from gpuctl.node.watching import read_standing, time_limit
-from gpuctl.watchdog.ledger import same, template_of
 from gpuctl.watchdog.moments import Moment
 from gpuctl.watchdog.replay import Recorded, replay
 from gpuctl.wire.incidents import AttemptRecord, Exit
@@ -86,7 +86,7 @@ class _Recording:
             ended_by_us=by_us,
             asked=by_us and record.incident is None,
             followed=followed,
-            resumes=resumes,
+            resumes=resumes if followed is None else followed.get("resumes", resumes),
             moments=moments,
             logs=self._logs(started, record, moments),
             uuids={str(index): uuid for index, uuid in zip(started.get("gpus", []), started.get("uuids", []))},
@@ -99,14 +99,12 @@ class _Recording:
             return Exit()
         done = os.path.join(self._folder.attempt(record.attempt).path, shell.SETUP_DONE)
         failed = bool(self._spec.setup.strip()) and not os.path.exists(done) and exited.get("exit_code") != 0
-        return Exit(exited.get("exit_code"), exited.get("signal"), exited.get("duration_s"), setup_failed=failed)
+        return replace(exit_of(exited), setup_failed=failed)
 
     def _ledger(self, started: Event, exited: Optional[Event]) -> List[LedgerEntry]:
-        """What the ledger knew of other runs when this attempt had ended."""
-        if not started.get("model") or exited is None:
-            return []
-        mine = same(self._entries, template_of(self._spec), started["model"], len(started.get("gpus", [])))
-        return [entry for entry in mine if entry.run != self._spec.run and entry.time <= exited["time"]]
+        """What the ledger knew when this attempt had ended."""
+        until = [entry for entry in self._entries if exited is not None and entry.time <= exited["time"]]
+        return ledger.known_to(until, self._spec, started)
 
     def _logs(self, started: Event, record: AttemptRecord, moments: Sequence[Moment]) -> Dict[str, BinaryIO]:
         """Each log that was followed, at this attempt's first byte. The job's own are as they are today."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Settling:
     def __init__(self, supervisor: Supervisor) -> None:
         self._of = supervisor
+        self._resumes = False  # whether the last decision was taken with a checkpoint to go on from
 
     def ends(self, incident: Incident) -> bool:
         """Whether a fatal incident of a living attempt ends it. Where the job only observes, or its policy is to
@@ -56,14 +57,14 @@ class Settling:
 
     def decided(self, incident: Incident) -> Action:
         of = self._of
-        resumes = of.resuming.any()
+        resumes = self._resumes = of.resuming.any()
         known = ledger.experience_of(of)
         return decide(incident, of.spec, of.record.life.params, of.record.attempts, resumes=resumes, ledger=known)
 
     def _act(self, action: Action, incident: Incident) -> None:
         of = self._of
         if action.kind != "relaunch":
-            of.finish(action.state or "failed", action.why)
+            of.finish(action.state or "failed", action.why, resumes=self._resumes)
             return
         if of.spec.observe:
             of.finish("failed", f"observed only; otherwise: {_in_words(action)}")
@@ -72,7 +73,13 @@ class Settling:
             of.record.write("waiting", why=action.why, seconds=action.delay_s)
             if not of.waited(action.delay_s, "waited to relaunch"):
                 return
-        facts = {"params": action.params, "why": action.why, "env": action.env, **of.resuming.plan()}
+        facts = {
+            "params": action.params,
+            "why": action.why,
+            "env": action.env,
+            "resumes": self._resumes,
+            **of.resuming.plan(),
+        }
         of.record.write("relaunching", sync=True, **facts)
         faults.reach(of.state_dir, "relaunch-journaled")
 

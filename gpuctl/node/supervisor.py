@@ -24,7 +24,7 @@ from gpuctl.node.cleaning import Cleaning
 from gpuctl.node.clock import boottime
 from gpuctl.node.company import Company
 from gpuctl.node.folders import RunFolder, StateFolder, write_json
-from gpuctl.node.history import Record
+from gpuctl.node.history import Record, exit_of
 from gpuctl.node.leases import Leases
 from gpuctl.node.machine import Machine, identity
 from gpuctl.node.oom_kills import machine_counters
@@ -259,10 +259,7 @@ class Supervisor:
         exited, request = self.record.exited, self._asked()
         exit = None
         if exited is not None:
-            never_begun = bool(exited.get("never_begun"))
-            exit = Exit(
-                exited.get("exit_code"), exited.get("signal"), exited.get("duration_s"), never_begun=never_begun
-            )
+            exit = exit_of(exited)
         if self.shown and request is None:
             return Ending(exit, shown=True)
         incident = self.record.attempts[-1].incident
@@ -283,11 +280,11 @@ class Supervisor:
 
     # ── what to do then ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def finish(self, state: str, why: str) -> None:
+    def finish(self, state: str, why: str, **facts: Any) -> None:
         """The run's last event. Its leases end with it."""
         faults.reach(self.state_dir, "finish")
         self.leases.leave(self.spec.run)
-        self.record.write("run_finished", sync=True, state=state, why=why)
+        self.record.write("run_finished", sync=True, state=state, why=why, **facts)
         self.leases.release(self.spec.run)
         self._let_go(self.record.keepers)
         self._call_back()

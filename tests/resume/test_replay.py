@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuctl.watchdog.moments import Moment, thinned
 from gpuctl.watchdog.replay import Recorded, replay
 from gpuctl.wire.incidents import AttemptRecord, Exit
-from gpuctl.wire.runspec import Finding, OnOom, Relaunches, RunSpec, Watch
+from gpuctl.wire.runspec import Finding, OnOom, Relaunches, Resume, RunSpec, Watch
 from gpuctl.wire.samples import TreeIo
 from tests.parts.node import TestNode
 from tests.waiting import wait_until
@@ -88,6 +91,55 @@ def test_logs_that_the_job_wrote_itself(sim: TestNode) -> None:
     (sim.folder / "train.log").unlink()
     found = _replayed(sim)
     assert found["missing"] == ["train.log of attempt 1"]
+
+
+def test_a_run_that_is_blocked_for_its_checkpoint_is_so_again(sim: TestNode) -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"
+    oom += " 95.59 GiB of which 3.05 GiB is free."
+    (sim.folder / "job.sh").write_text(f'echo 1 >1.pt; echo "{oom}"; exit 1')
+    resume = Resume("*.pt", "--resume {latest}")
+    sim.start(sim.job("sh job.sh {mib}", gpus=0, params={"mib": 8}, on_oom=GIVING, resume=resume))
+    assert sim.wait_over().state == "blocked"
+    assert sim.events(type="run_finished")[0]["resumes"] is True
+    (attempt,) = _replayed(sim)["attempts"]
+    assert (attempt["now"]["state"], attempt["differs"]) == ("blocked", False)
+
+
+@pytest.mark.parametrize("fault", ["", "exit-seen", "exit-journaled", "cleaned"])
+def test_what_an_attempt_left_behind_is_known_for_good(sim: TestNode, fault: str) -> None:
+    if fault:
+        sim.fault(fault)
+    (sim.folder / "job.sh").write_text(
+        f"mkfifo held; {sys.executable} -m gpuctl.simulation.hold --mib 3000 >held & read line <held; exit 0"
+    )
+    sim.start(sim.job("sh job.sh", gpus=1))
+    life = sim.wait_over()
+    assert (life.state, (life.incident or {})["class"]) == ("failed", "code_error")
+    assert sim.events(type="attempt_exited")[0]["left_behind"] is True
+    (attempt,) = _replayed(sim)["attempts"]
+    assert (attempt["now"]["class"], attempt["differs"]) == ("code_error", False)
+
+
+def test_what_was_known_then_is_what_the_replay_knows(sim: TestNode) -> None:
+    """Of other runs, of its own attempts, of other code."""
+
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *identity, *words], cwd=sim.folder, check=True, capture_output=True)
+
+    git("init", "-q")
+    for run in ("job-1", "job-2", "job-3"):
+        (sim.folder / "code").write_text(run[:-1] + min(run[-1], "2"))
+        git("add", "code")
+        git("commit", "--allow-empty", "-qm", run)
+        command = f'{sys.executable} -c "{TENSOR}" {{mib}}'
+        spec = sim.job(command, run, gpus=1, params={"mib": 400_000}, on_oom=OnOom(reduce=["mib"]))
+        sim.start(spec, force=True)
+        assert sim.wait_over(run).state == "succeeded"
+    assert len(sim.call("ledger")[0]["entries"]) >= 6
+    for run in ("job-1", "job-2", "job-3"):
+        found = _replayed(sim, run=run)["attempts"]
+        assert not any(attempt["differs"] for attempt in found), (run, found)
 
 
 # ── by hand: what the moments are for ───────────────────────────────────────────────────────────────────────────────
