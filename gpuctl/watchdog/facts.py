@@ -12,6 +12,7 @@ import signal
 from dataclasses import replace
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from gpuctl.watchdog import xids
 from gpuctl.watchdog.advice import advise
 from gpuctl.watchdog.reading import MOVED_ON, Reading
 from gpuctl.wire.incidents import Evidence, Exit, Incident
@@ -39,7 +40,7 @@ A log that names another cause is believed."""
 
 _PLAIN = re.compile(
     r"^(?:Key|Value|Type|Attribute|Import|ModuleNotFound|Name|UnboundLocal|Index|Syntax|Indentation|ZeroDivision"
-    r"|NotImplemented|Recursion)Error\b"
+    r"|NotImplemented|Recursion|FileNotFound|FileExists|IsADirectory|NotADirectory|Permission)Error\b"
 )
 """A program's own mistake, whatever the machine did at that time."""
 _SIGKILL = re.compile(
@@ -58,9 +59,14 @@ _NO_OOM_ADVICE = (
 _KEPT = 8  # lines of evidence in an incident
 
 
+XID_S = 120.0  # an Xid that came longer before the end is not its cause
+XID_PEER_S = 3600.0  # but who waits for a lost peer waits for a collective's timeout, which is up to so long
+
+
 class Fact(NamedTuple):
     evidence: Evidence
     moves: int  # of the job's counters until then
+    at: float
 
 
 class Facts:
@@ -73,9 +79,9 @@ class Facts:
         self._hung_since: Optional[float] = None
         self._hang_is_known = False
 
-    def add(self, evidence: Evidence, moves: int) -> None:
-        self.known.append(Fact(evidence, moves))
-        if evidence.cls in _NEWS and evidence.cls not in self._told:
+    def add(self, evidence: Evidence, moves: int, at: float) -> None:
+        self.known.append(Fact(evidence, moves, at))
+        if evidence.cls in _NEWS and _topic(evidence) not in self._told:
             self._tell(evidence)
 
     def hear(self, sample: Sample, moves: int) -> None:
@@ -84,12 +90,12 @@ class Facts:
             if device.error is not None and _LOST.search(device.error) and device.uuid not in self._told:
                 self._told.add(device.uuid)
                 text = f"GPU {device.index} answers nothing but: {device.error}"
-                self.add(Evidence("xid_hw", text, source="telemetry", gpu=device.index), moves)
+                self.add(Evidence("xid_hw", text, source="telemetry", gpu=device.index), moves, sample.mono_s)
         hangs = sample.error is not None and sample.error.startswith(HUNG)
         if hangs and self._hung_since is None:
             self._hung_since = sample.mono_s
             evidence = Evidence(HUNG, sample.error or HUNG, source="telemetry")
-            self.add(evidence, moves)
+            self.add(evidence, moves, sample.mono_s)
             if not self._hang_is_known:
                 self._tell(evidence)
         elif not hangs:
@@ -101,10 +107,10 @@ class Facts:
         """Is the driver silent?"""
         return self._hung_since is not None
 
-    def know(self, cls: str) -> None:
+    def know(self, told: Incident) -> None:
         """It was told before."""
-        self._told.add(cls)
-        self._hang_is_known = self._hang_is_known or cls == HUNG
+        self._told.add(_topic(told.evidence[0]) if told.evidence else told.cls)
+        self._hang_is_known = self._hang_is_known or told.cls == HUNG
 
     def skip(self, gap_s: float, at: float) -> None:
         """Nobody looked for so long: that is no silence."""
@@ -122,18 +128,31 @@ class Facts:
         return news
 
     def _tell(self, evidence: Evidence) -> None:
-        self._told.add(evidence.cls)
-        self._untold.append(replace(_incident(evidence.cls, [evidence], None), fatal=False))
+        self._told.add(_topic(evidence))
+        found = replace(_incident(evidence.cls, [evidence], None), fatal=False)
+        if evidence.xid is not None and not xids.explains(evidence.xid):
+            advice = f"Xid {evidence.xid} tells of {xids.meaning(evidence.xid)}; alone it is no reason to end a job."
+            found = replace(found, advice=advice)
+        self._untold.append(found)
 
 
-def explain(found: Optional[Incident], exit: Exit, reading: Reading, facts: Sequence[Fact]) -> Optional[Incident]:
+def _topic(evidence: Evidence) -> str:
+    """What is told once: a class, or an Xid that is only told."""
+    only_told = evidence.xid is not None and not xids.explains(evidence.xid)
+    return f"Xid {evidence.xid}" if only_told else evidence.cls
+
+
+def explain(
+    found: Optional[Incident], exit: Exit, reading: Reading, facts: Sequence[Fact], at: float
+) -> Optional[Incident]:
     """The incident that the facts make of a failed attempt; `found` is what its log shows. None: they add nothing.
 
     A fact that the job has moved on from explains nothing, as a line does.
     """
     if found is not None and _PLAIN.match(found.evidence[0].text if found.evidence else "") and not _by_sigkill(exit):
         return None
-    by_class = _by_class(reading, facts)
+    lost = found is not None and found.cls in _LOST_PEER
+    by_class = _by_class(reading, [fact for fact in facts if _is_in_time(fact, at, XID_PEER_S if lost else XID_S)])
     killed = _killed(found, exit, reading)
     for cls, looks_like in _RANKING:
         evidence = by_class.get(cls, [])
@@ -146,6 +165,11 @@ def explain(found: Optional[Incident], exit: Exit, reading: Reading, facts: Sequ
     if killed and by_class.get(NO_OOM) and _is_guess(found):
         return _not_the_kernel(killed, by_class[NO_OOM], found)
     return None
+
+
+def _is_in_time(fact: Fact, at: float, within_s: float) -> bool:
+    number = fact.evidence.xid
+    return number is None or (xids.explains(number) and at - fact.at <= within_s)
 
 
 def _by_class(reading: Reading, facts: Sequence[Fact]) -> Mapping[str, List[Evidence]]:

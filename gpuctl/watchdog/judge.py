@@ -140,7 +140,9 @@ class Judge:
 
     def fact(self, evidence: Evidence) -> None:
         """What the machine says: the kernel, the driver, a disk (`gpuctl.watchdog.facts`)."""
-        self._facts.add(evidence, self.reading.moves)
+        sampled = self.last_sample.mono_s if self.last_sample is not None else 0.0
+        at = max(self._ticked or 0.0, self._started or 0.0, self._heard, sampled)  # the latest that is known
+        self._facts.add(evidence, self.reading.moves, at)
 
     def io(self, io: TreeIo) -> None:
         """What the attempt's processes read and wrote. Worth looking for only where it is quiet: see `quiet_s`."""
@@ -160,7 +162,7 @@ class Judge:
         for found in findings:
             self._told.add("late" if (found.cls, found.phase) == ("timeout", "load") else found.cls)
             self._deaths.know(found)
-            self._facts.know(found.cls)
+            self._facts.know(found)
             self._vitals.know(found.cls)
 
     def recovered(self) -> List[Recovered]:
@@ -195,7 +197,7 @@ class Judge:
             return None
         found = verdict.incident(self.reading, failed=exit.exit_code != 0)
         if exit.exit_code != 0:
-            explained = self._by_facts(found, exit, facts)
+            explained = self._by_facts(found, exit, facts, at)
             if explained is not None:
                 return explained
         if found is not None and (found.fatal or exit.exit_code != 0):
@@ -208,10 +210,12 @@ class Judge:
             )
         return self._unexplained(exit)
 
-    def _by_facts(self, found: Optional[Incident], exit: Exit, facts: Sequence[Evidence]) -> Optional[Incident]:
+    def _by_facts(
+        self, found: Optional[Incident], exit: Exit, facts: Sequence[Evidence], at: float
+    ) -> Optional[Incident]:
         for evidence in facts:
-            self.fact(evidence)
-        explained = machine.explain(found, exit, self.reading, self._facts.known)
+            self._facts.add(evidence, self.reading.moves, at)
+        explained = machine.explain(found, exit, self.reading, self._facts.known, at)
         if explained is not None and explained.phase == "unknown":
             return replace(explained, phase=self.phase)
         return explained

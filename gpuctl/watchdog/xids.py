@@ -1,7 +1,7 @@
 """What an Xid means: the number that NVIDIA's driver gives each kind of GPU error, in the kernel's log and in NVML.
 
-Most are the hardware's or the driver's; a few are what a program did to the GPU; 45 is what the end of any process may
-leave behind and says nothing.
+Most are the hardware's or the driver's; a few are what a program did to the GPU; some may be either's; 45 is what the
+end of any process may leave behind and says nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ OF_PROGRAMS: Mapping[int, str] = {
     13: "a kernel did what the GPU can't: a bad address or instruction",
     31: "a kernel used an address that is not mapped",
     43: "a kernel trapped, and its channel was stopped",
+    69: "a kernel or a graphics call asked for what the GPU's engine does not know",
+}
+
+OF_EITHER: Mapping[int, str] = {
+    8: "the GPU stopped processing: a kernel that took too long, or a fault",
+    32: "a damaged command stream: a program's, a driver's or a link's fault",
 }
 
 OF_HARDWARE: Mapping[int, str] = {
@@ -38,14 +44,24 @@ OF_HARDWARE: Mapping[int, str] = {
 }
 
 
+MENDED = frozenset({63, 92})
+"""What the hardware has coped with: worth telling, and no reason for an end."""
+
+
 def class_of(number: int) -> Optional[str]:
-    """The failure class that an Xid is evidence of; None for noise. A number that is not known here is the driver's or
-    the hardware's: what programs cause is a short list."""
+    """The class that an Xid is told as; None for noise. A number that is not known here is told as the driver's or the
+    hardware's: what programs cause is a short list."""
     if number in NOISE:
         return None
     return "cuda_illegal_access" if number in OF_PROGRAMS else "xid_hw"
 
 
+def explains(number: int) -> bool:
+    """May it be why a job failed? Only where its number says whose fault it was: the hardware's blocks a run."""
+    return number in OF_PROGRAMS or (number in OF_HARDWARE and number not in MENDED)
+
+
 def meaning(number: int) -> str:
     """In words, for people."""
-    return OF_PROGRAMS.get(number) or OF_HARDWARE.get(number) or "an error of the GPU or its driver"
+    known = OF_PROGRAMS.get(number) or OF_EITHER.get(number) or OF_HARDWARE.get(number)
+    return known or "an error of the GPU or its driver"

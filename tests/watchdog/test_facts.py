@@ -155,6 +155,58 @@ def test_noise_is_no_evidence() -> None:
     ]  # fmt: skip
 
 
+def _with_xid(number: int, log: str, *, age_s: int) -> Judge:
+    judge = Judge(Watch(), started=0.0)
+    judge.feed("log", log.encode(), 10.0)
+    judge.tick(10.0)
+    judge.fact(Evidence(str(class_of(number)), f"Xid {number} on GPU 0", source="NVML", gpu=0, xid=number))
+    for at in range(11, 11 + age_s):
+        judge.tick(float(at))
+    return judge
+
+
+def _end_with_xid(number: int, log: str, *, age_s: int = 1) -> str:
+    incident = _with_xid(number, log, age_s=age_s).exited(FAILED, 10.0 + age_s)
+    assert incident is not None
+    return incident.cls
+
+
+PLAIN_END = raised("RuntimeError: it does not go on")
+TIMED_OUT = "[rank0]:[E1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE)\n"
+
+
+@pytest.mark.parametrize("number", [8, 32, 63, 92, 45, 999])
+def test_an_xid_that_does_not_say_whose_fault_it_was_explains_no_end(number: int) -> None:
+    assert _end_with_xid(number, "step 1/9\n") == "unknown"
+    assert _end_with_xid(number, PLAIN_END) == "code_error"
+
+
+@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 154])
+def test_an_xid_of_the_hardware_explains_an_end_that_follows_it(number: int) -> None:
+    assert _end_with_xid(number, PLAIN_END) == "xid_hw"
+    assert _end_with_xid(number, PLAIN_END, age_s=1000) == "code_error", "the job has lived on without a move to count"
+    assert _end_with_xid(number, TIMED_OUT, age_s=1000) == "xid_hw", "who waits for a lost peer waits long"
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 69])
+def test_an_xid_of_the_program_is_no_fault_of_the_hardware(number: int) -> None:
+    assert _end_with_xid(number, "step 1/9\n") == "cuda_illegal_access"
+
+
+@pytest.mark.parametrize("error", ["FileNotFoundError", "PermissionError", "IsADirectoryError", "KeyError"])
+def test_a_programs_own_mistake_explains_the_end_by_itself(error: str) -> None:
+    assert _end_with_xid(79, raised(f"{error}: 'train.bin'")) == "code_error"
+
+
+def test_each_xid_that_is_only_told_is_told_once_and_hides_no_fault() -> None:
+    judge = Judge(Watch(), started=0.0)
+    told = []
+    for at, number in enumerate((63, 63, 92, 79, 74), 1):
+        judge.fact(Evidence("xid_hw", f"Xid {number} on GPU 0", source="NVML", gpu=0, xid=number))
+        told += [(found.evidence[0].xid, found.fatal) for found in judge.tick(float(at))]
+    assert told == [(63, False), (92, False), (79, False)]
+
+
 def silent(at: float) -> Sample:
     return Sample("", at, error="driver_hung: the driver has not answered for 5 s")
 

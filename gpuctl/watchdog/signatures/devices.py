@@ -7,7 +7,7 @@ from gpuctl.watchdog.signatures.signature import Weight, signature
 
 _XID = r"\bXid\b \((?:PCI:)?[^)]*\): "
 _OF_PROGRAMS = "|".join(map(str, xids.OF_PROGRAMS))
-_NOT_HARDWARE = "|".join(map(str, [*xids.OF_PROGRAMS, *xids.NOISE]))
+_NOT_HARDWARE = "|".join(map(str, [*xids.OF_PROGRAMS, *xids.OF_EITHER, *xids.NOISE]))
 
 TABLE = (
     signature(
