@@ -1,8 +1,8 @@
 """Checkpoints: which of the job's own files an attempt can go on from.
 
 A job may die while it writes one. So a name that says "unfinished" is passed over, as is a file whose own format says
-that its end is missing, and one that still changes. What no look can tell, the next attempt finds out: then the one
-before it is next (`gpuctl.watchdog.budgets`).
+that its end is missing, a folder that lacks files which older ones beside it have, and what still changes. What no look
+can tell, the next attempt finds out: then the one before it is next (`gpuctl.watchdog.budgets`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import Collection, Iterator, List, Optional, Set, Tuple, Union
+from typing import Collection, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from gpuctl.node.folders import expand
 from gpuctl.node.globs import matches
@@ -25,6 +25,7 @@ _UNFINISHED = re.compile(
 )
 _MOST_FILES = 20000  # of one checkpoint that is a folder
 _MOST_NAMES = 200_000  # that are looked through for what matches
+_TIME_DIGITS = 8
 _ZIP, _ZIP_END, _ZIP_END_ROOM = b"PK\x03\x04", b"PK\x05\x06", 22 + 65535
 
 
@@ -35,22 +36,27 @@ class Checkpoint:
     path: str
     written: float  # wall time, as files have it; of a folder: its newest file's
     size: int
+    holds: FrozenSet[str] = frozenset()  # of a folder: its files' names, without the number that is the folder's own
 
     @property
     def key(self) -> Tuple[str, float]:
         return self.path, self.written
 
 
-def checkpoints(workdir: str, patterns: Collection[str], *, since: Optional[float] = None) -> List[Checkpoint]:
-    """Those that match and look whole, the newest first; only those written at or after `since` (wall time)."""
-    found = []
-    for path in matching(workdir, patterns):
-        if _unfinished(os.path.relpath(path, workdir)):
-            continue
-        checkpoint = _look(path)
-        if checkpoint is not None and (since is None or checkpoint.written >= since):
-            found.append(checkpoint)
-    return sorted(found, key=lambda each: (each.written, _by_number(each.path)), reverse=True)
+def checkpoints(workdir: str, patterns: Collection[str]) -> List[Checkpoint]:
+    """Those that match and look whole, the newest first."""
+    paths = [path for path in matching(workdir, patterns) if not _unfinished(os.path.relpath(path, workdir))]
+    found = [checkpoint for checkpoint in map(_look, paths) if checkpoint is not None]
+    found.sort(key=lambda each: (each.written, _by_number(each.path)))
+    return [each for place, each in enumerate(found) if _holds_all(each, found[:place])][::-1]
+
+
+def _holds_all(checkpoint: Checkpoint, older: Sequence[Checkpoint]) -> bool:
+    """Whether a folder has all that the two before it, beside it, both have. What only one of them has may have been
+    added by chance or for good; so a job that writes less from some time on is followed from its second on."""
+    beside = [each for each in older if each.holds and os.path.dirname(each.path) == os.path.dirname(checkpoint.path)]
+    usual = frozenset.intersection(*(each.holds for each in beside[-2:])) if beside else frozenset()
+    return not checkpoint.holds or usual <= checkpoint.holds
 
 
 def matching(workdir: str, patterns: Collection[str]) -> Set[str]:
@@ -69,7 +75,17 @@ def _look(path: str) -> Optional[Checkpoint]:
             return None
     except OSError:
         return None
-    return Checkpoint(path, max(written for _, written, _ in files), sum(size for _, _, size in files))
+    holds = frozenset(_kind(os.path.relpath(name, path), path) for name, _, _ in files if name != path)
+    return Checkpoint(path, max(written for _, written, _ in files), sum(size for _, _, size in files), holds)
+
+
+def _kind(name: str, folder: str) -> str:
+    """A file's name without what differs from one checkpoint to the next: the step that the folder is called by, and
+    times. The number of a shard or rank stays."""
+    steps = {int(number) for number in re.findall(r"\d+", os.path.basename(folder))}
+    return re.sub(
+        r"\d+", lambda found: "#" if int(found[0]) in steps or len(found[0]) >= _TIME_DIGITS else found[0], name
+    )
 
 
 def _files(path: str) -> Iterator[Tuple[str, float, int]]:

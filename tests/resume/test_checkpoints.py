@@ -21,15 +21,14 @@ def _write(path: Path, data: bytes = b"weights", *, age_s: float = 0.0) -> Path:
     return path
 
 
-def _found(folder: Path, *patterns: str, since: float | None = None) -> list[str]:
-    return [os.path.relpath(each.path, folder) for each in checkpoints(str(folder), patterns, since=since)]
+def _found(folder: Path, *patterns: str) -> list[str]:
+    return [os.path.relpath(each.path, folder) for each in checkpoints(str(folder), patterns)]
 
 
-def test_the_newest_first_and_only_those_since(tmp_path: Path) -> None:
+def test_the_newest_first(tmp_path: Path) -> None:
     for step, age in ((100, 30), (200, 20), (300, 10)):
         _write(tmp_path / f"ckpt/step_{step}.pt", age_s=age)
     assert _found(tmp_path, "ckpt/*.pt") == ["ckpt/step_300.pt", "ckpt/step_200.pt", "ckpt/step_100.pt"]
-    assert _found(tmp_path, "ckpt/*.pt", since=THEN - 20) == ["ckpt/step_300.pt", "ckpt/step_200.pt"]
 
 
 def test_of_one_time_the_higher_number_is_the_newer(tmp_path: Path) -> None:
@@ -108,3 +107,41 @@ def test_patterns_lead_where_their_words_say(tmp_path: Path) -> None:
     assert [each.path for each in checkpoints(str(folder / "x"), ["../ckpt-*"])] == []
     (folder / "x").mkdir()
     assert [each.path for each in checkpoints(str(folder / "x"), ["../ckpt-*"])] == [str(folder / "ckpt-1")]
+
+
+TRAINER = ["model-00001-of-00002.safetensors.bin", "model-00002-of-00002.safetensors.bin", "optimizer.pt", "rng_0.pth"]
+ZERO = ["latest", "global_step{}/rank_0_states.pt", "global_step{}/rank_1_states.pt", "log.17{}00000000.host"]
+
+
+def _folders(folder: Path, *contents: list[str]) -> list[str]:
+    """Checkpoints 500, 1000, … with these files, the last the newest; those that are found, the newest first."""
+    for place, names in enumerate(contents):
+        step = 500 * (place + 1)
+        for name in names:
+            _write(folder / f"checkpoint-{step}" / name.format(step), age_s=100.0 - place)
+    return [name.rpartition("-")[2] for name in _found(folder, "checkpoint-*")]
+
+
+@pytest.mark.parametrize("names", [TRAINER, ZERO])
+def test_a_folder_that_lacks_what_older_ones_have(tmp_path: Path, names: list[str]) -> None:
+    for missing in range(len(names)):
+        half = names[:missing] + names[missing + 1 :]
+        for older in (1, 3):
+            folder = tmp_path / f"{missing}-{older}"
+            found = _folders(folder, *[names] * older, half)
+            assert found == [str(500 * place) for place in range(older, 0, -1)], half
+    assert _folders(tmp_path / "whole", names, names, names) == ["1500", "1000", "500"]
+    assert _folders(tmp_path / "more", names, [*names, "extra"], names) == ["1500", "1000", "500"]
+    assert _folders(tmp_path / "first", names[:1]) == ["500"], "nothing to compare it with"
+
+
+def test_a_job_that_writes_less_from_now_on_is_followed(tmp_path: Path) -> None:
+    assert _folders(tmp_path, TRAINER, TRAINER, TRAINER[:2], TRAINER[:2], TRAINER[:2]) == ["2500", "2000", "1000", "500"]
+
+
+def test_only_folders_beside_each_other_are_compared(tmp_path: Path) -> None:
+    _write(tmp_path / "a/step-1/model", age_s=9)
+    _write(tmp_path / "a/step-1/optimizer", age_s=9)
+    _write(tmp_path / "b/step-2/model", age_s=5)
+    _write(tmp_path / "step-3", age_s=3)
+    assert _found(tmp_path, "*/step-*", "step-*") == ["step-3", "b/step-2", "a/step-1"]
