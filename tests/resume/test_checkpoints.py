@@ -136,7 +136,8 @@ def test_a_folder_that_lacks_what_older_ones_have(tmp_path: Path, names: list[st
 
 
 def test_a_job_that_writes_less_from_now_on_is_followed(tmp_path: Path) -> None:
-    assert _folders(tmp_path, TRAINER, TRAINER, TRAINER[:2], TRAINER[:2], TRAINER[:2]) == ["2500", "2000", "1000", "500"]
+    less = TRAINER[:2]
+    assert _folders(tmp_path, TRAINER, TRAINER, less, less, less) == ["2500", "2000", "1000", "500"]
 
 
 def test_only_folders_beside_each_other_are_compared(tmp_path: Path) -> None:
