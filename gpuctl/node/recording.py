@@ -7,6 +7,7 @@ may be full, and then there are better uses for the last of it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Sequence
@@ -19,6 +20,7 @@ from gpuctl.wire.samples import Sample, TreeIo
 
 NAME = "samples.jsonl"
 EVERY_S = 0.9  # a look comes about once a second: none is to be passed over for a hair
+QUIET_S = 15.0  # less than what looks like a machine that slept
 THIN_AFTER = 3600  # lines
 
 
@@ -45,14 +47,15 @@ class RecordingJudge(Judge):
         self._file = MomentFile(os.path.join(folder, NAME))
         self._sizes: Dict[str, int] = {}  # by log: all bytes that came
         self._pending = _Pending()
-        self._next_moment = 0.0
+        self._next_moment = self._last_kept = 0.0
 
     def feed(self, source: str, data: bytes, at: float) -> List[Notice]:
         self._sizes[source] = self._pending.read[source] = self._sizes.get(source, 0) + len(data)
         return super().feed(source, data, at)
 
     def truncated(self, source: str) -> None:
-        self._pending.cut.append(source)
+        if source not in self._pending.cut:
+            self._pending.cut.append(source)
         super().truncated(source)
 
     def sample(self, sample: Sample) -> None:
@@ -73,15 +76,20 @@ class RecordingJudge(Judge):
             self._keep(at)
         return super().tick(at)
 
+    def ends(self, at: float) -> None:
+        """The attempt is over, or will be ended for what was found: that is found again only if this moment is kept."""
+        self._keep(at, always=True)
+
     def exited(self, exit: Exit, at: float, facts: Sequence[Evidence] = ()) -> Optional[Incident]:
         self._pending.facts += facts
-        self._keep(at)
+        self.ends(at)
         return super().exited(exit, at, facts)
 
-    def _keep(self, at: float) -> None:
-        pending, self._pending = self._pending, _Pending()
-        if pending != _Pending():
-            self._file.append(Moment(mono_s=round(at, 2), **vars(pending)))
+    def _keep(self, at: float, *, always: bool = False) -> None:
+        """That nothing came in is worth a moment too, now and then: limits are passed in silence."""
+        if always or self._pending != _Pending() or at - self._last_kept >= QUIET_S:
+            pending, self._pending, self._last_kept = self._pending, _Pending(), at
+            self._file.append(Moment(mono_s=math.ceil(at * 100) / 100, **vars(pending)))
 
 
 class MomentFile:

@@ -233,6 +233,7 @@ class Supervisor:
                 told.append(incident)
                 self.record.write("incident", **incident.to_event())
                 if incident.fatal and self.settling.ends(incident):
+                    self.eyes.ends()
                     return Ending(incident=incident)
 
     def _exited(self, attempt: Attempt, exit: Exit) -> Ending:

@@ -24,7 +24,7 @@ from gpuctl.node.telemetry import Telemetry
 from gpuctl.node.tree_io import Tree
 from gpuctl.node.waiter import Waiter
 from gpuctl.node.witness import Witness, keep
-from gpuctl.watchdog.judge import Done, Judge, Loading, Notice, Progress, Ready, TooSlow
+from gpuctl.watchdog.judge import Done, Loading, Notice, Progress, Ready, TooSlow
 from gpuctl.watchdog.policy import watch_of
 from gpuctl.wire.incidents import Evidence, Exit, Incident
 from gpuctl.wire.runspec import RunSpec
@@ -57,7 +57,7 @@ class Eyes:
         self.loaded_mib: Optional[int] = None  # on the fullest, once it was ready
         self.done = False  # the job's own line for its end was seen
         self.company = Company("")
-        self._judge: Optional[Judge] = None
+        self._judge: Optional[RecordingJudge] = None
         self._follower: Optional[Follower] = None
         self._uuids: List[str] = []
         self._witness: Optional[Witness] = None
@@ -165,6 +165,11 @@ class Eyes:
             self._tell(self._witness.at_exit(exit, boottime()))
         incident = self._judge.exited(exit, boottime())
         return self.company.about(incident) if incident is not None else None
+
+    def ends(self) -> None:
+        """The attempt will be ended for what was found."""
+        if self._judge is not None:
+            self._judge.ends(boottime())
 
     def close(self) -> None:
         """Stops following the attempt."""

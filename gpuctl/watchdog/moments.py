@@ -140,11 +140,11 @@ def _merged(moments: Sequence[Moment]) -> Moment:
         moments[-1].mono_s,
         round(moments[-1].mono_s - moments[0].mono_s + moments[0].over_s, 2),
         read,
-        [source for moment in moments for source in moment.cut],
+        list(dict.fromkeys(source for moment in moments for source in moment.cut)),
         {index: _mean([moment.gpus[index] for moment in moments if index in moment.gpus]) for index in sorted(indices)},
         next((moment.error for moment in moments if moment.error), None),
         _summed(ios) if ios else None,
-        [fact for moment in moments for fact in moment.facts],
+        list({(fact.cls, fact.text): fact for moment in moments for fact in moment.facts}.values()),
     )
 
 

@@ -45,6 +45,32 @@ def test_a_judge_keeps_what_it_is_given(tmp_path: Path) -> None:
     assert (sample.devices[0].uuid, sample.devices[0].power_w) == ("GPU-x", 100)
 
 
+def test_silence_is_kept_now_and_then_and_the_ending_always(tmp_path: Path) -> None:
+    judge = RecordingJudge(str(tmp_path), Watch(), started=100.0)
+    for at in range(100, 161):
+        judge.tick(float(at))
+    judge.ends(161.001)
+    assert [moment.mono_s for moment in read_moments(str(tmp_path / "samples.jsonl"))] == [
+        100,
+        115,
+        130,
+        145,
+        160,
+        161.01,
+    ]
+
+
+def test_what_is_said_again_and_again_is_kept_once(tmp_path: Path) -> None:
+    judge = RecordingJudge(str(tmp_path), Watch(), started=0.0)
+    for _ in range(9):
+        judge.truncated("a.log")
+    judge.tick(1.0)
+    assert [moment.cut for moment in read_moments(str(tmp_path / "samples.jsonl"))] == [["a.log"]]
+    storm = [Moment(float(at), cut=["a.log"], facts=[Evidence("xid_hw", "Xid 13")]) for at in range(600)]
+    (kept,) = thinned(storm, now=1e6)
+    assert (kept.cut, kept.facts) == (["a.log"], storm[0].facts)
+
+
 def test_old_moments_are_means_and_nothing_said_is_lost() -> None:
     fact = Evidence("xid_hw", "Xid 79")
     old = [_moment(float(at), power=at, used=at, read={"log": at}, facts=[fact] if at == 3 else []) for at in range(10)]

@@ -14,7 +14,7 @@ import pytest
 from gpuctl.watchdog.moments import Moment, thinned
 from gpuctl.watchdog.replay import Recorded, replay
 from gpuctl.wire.incidents import AttemptRecord, Exit
-from gpuctl.wire.runspec import Finding, OnOom, Relaunches, Resume, RunSpec, Watch
+from gpuctl.wire.runspec import Finding, OnOom, Relaunches, Resume, RunSpec, Stop, Watch
 from gpuctl.wire.samples import TreeIo
 from tests.parts.node import TestNode
 from tests.waiting import wait_until
@@ -140,6 +140,21 @@ def test_what_was_known_then_is_what_the_replay_knows(sim: TestNode) -> None:
     for run in ("job-1", "job-2", "job-3"):
         found = _replayed(sim, run=run)["attempts"]
         assert not any(attempt["differs"] for attempt in found), (run, found)
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"timeout_s": 2.0}, "timeout"),
+        ({"watch": Watch(ready="never", ready_within_s=2.0)}, "timeout"),
+        ({"watch": Watch(progress="step (?P<done>[0-9]+)", stall=Finding(2.0, "kill"))}, "stalled"),
+    ],
+)
+def test_what_ended_a_silent_run_without_gpus_is_found_again(sim: TestNode, keys: dict[str, Any], found: str) -> None:
+    sim.start(sim.job("sh -c 'echo step 1; echo step 2; exec sleep 600'", gpus=0, stop=Stop("TERM", 2.0), **keys))
+    assert (sim.wait_over().incident or {})["class"] == found
+    (attempt,) = _replayed(sim)["attempts"]
+    assert (attempt["now"]["class"], attempt["differs"]) == (found, False)
 
 
 # ── by hand: what the moments are for ───────────────────────────────────────────────────────────────────────────────
