@@ -48,6 +48,7 @@ class Ledger:
 
     entries: list[LedgerEntry]
     removed: list[RunRow]
+    code: dict[str, Any] | None = None
 
 
 class Agent(Caller):
@@ -144,9 +145,11 @@ class Agent(Caller):
         answer = await self.call("remove", deadline_s=REMOVE_S, **arguments, archives=archives, dry_run=dry_run)
         return vars(self._checked(_Removed, answer))
 
-    async def ledger(self, *, job: str | None = None) -> Ledger:
-        answer = await self.call("ledger", job=job)
-        return Ledger(self._words(LedgerEntry, answer.get("entries")), self._words(RunRow, answer.get("removed")))
+    async def ledger(self, *, job: str | None = None, spec: RunSpec | None = None) -> Ledger:
+        """What attempts have shown, of all jobs or one. With a spec: and what code it would run now."""
+        answer = await self.call("ledger", job=job, spec=spec.to_json() if spec is not None else None)
+        entries, removed = self._words(LedgerEntry, answer.get("entries")), self._words(RunRow, answer.get("removed"))
+        return Ledger(entries, removed, self._checked(_Code, {"code": answer.get("code")}).code)
 
     async def replay(
         self, *, run: str | None = None, folder: str | None = None, changes: Mapping[str, Any] | None = None
@@ -207,6 +210,11 @@ class _Event:
 class _Removed:
     removed: list[dict[str, Any]]
     kept: list[dict[str, Any]]
+
+
+@dataclass
+class _Code:
+    code: dict[str, Any] | None
 
 
 @dataclass

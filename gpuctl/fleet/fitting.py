@@ -19,7 +19,7 @@ from gpuctl.fleet.follow import Told, follow_events, follow_request
 from gpuctl.fleet.launching import LaunchInterrupted, start
 from gpuctl.fleet.who import whoami
 from gpuctl.spec.render import Rendered
-from gpuctl.watchdog.ledger import same, standing, template_of
+from gpuctl.watchdog.ledger import same, standing, template_of, with_code, with_env
 from gpuctl.watchdog.search import Number, Search
 from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.requests import Request
@@ -63,11 +63,11 @@ class Fitting:
     async def recall(self) -> None:
         """Takes what the ledger knows of this job on these GPUs, with all other values as they are."""
         spec = self._spec(self.search.low).spec
-        ledger = await self.agent.ledger(job=spec.job)
+        ledger = await self.agent.ledger(job=spec.job, spec=spec)
         model, count = await self._gpus(spec)
         entries = [
             entry
-            for entry in same(ledger.entries, template_of(spec), model, count)
+            for entry in with_env(with_code(same(ledger.entries, template_of(spec), model, count), ledger.code), spec)
             if {**entry.params, self.param: None} == {**spec.params, self.param: None}
         ]
         failed = standing(entries, None)

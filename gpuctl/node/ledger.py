@@ -1,8 +1,5 @@
-"""The ledger: `ledger.jsonl` in the state folder, a line for each attempt that ended on GPUs that had been empty.
-
-All supervisors of a user append to it, under a lock on the file itself; a line that was cut off by a power cut hides
-none of its neighbours. The folder of a run may be removed, its lines here stay.
-"""
+"""The ledger (`ledger_file`): what each attempt that ended on GPUs of its own has shown about its values, who enters it
+and who asks it. The folder of a run may be removed, its entries stay."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from gpuctl.node import deadline
+from gpuctl.node import shell
 from gpuctl.node.clock import now
 from gpuctl.node.folders import StateFolder
+from gpuctl.node.ledger_file import append, read
 from gpuctl.node.recording import NAME, read_moments
 from gpuctl.watchdog.gpu_memory import held_by_others
-from gpuctl.watchdog.ledger import same, template_of, with_code
+from gpuctl.watchdog.ledger import env_of, same, template_of, with_code
 from gpuctl.watchdog.moments import worked_s
 from gpuctl.wire.incidents import AttemptRecord, Exit
 from gpuctl.wire.ledger import OUT_OF_MEMORY, LedgerEntry
@@ -28,43 +26,6 @@ if TYPE_CHECKING:
     from gpuctl.node.supervisor import Supervisor
 
 WORKED_S = 2.0  # of its GPUs, that show that an attempt works
-LOCKED_S = 5.0  # that another one may take for its line
-
-
-def append(state: StateFolder, entry: LedgerEntry) -> None:
-    """One more line, on the disk when this returns. Raises OSError; then nothing of it was written."""
-    line = json.dumps(entry.to_json()).encode("ascii") + b"\n"
-    fd = os.open(state.ledger, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        deadline.lock(fd, LOCKED_S)
-        end = os.fstat(fd).st_size
-        if end and os.pread(fd, 1, end - 1) != b"\n":
-            line = b"\n" + line
-        try:
-            written = os.write(fd, line)
-            if written < len(line):
-                raise OSError(f"{state.ledger}: only {written} of {len(line)} bytes were written")
-            os.fsync(fd)
-        except OSError:
-            os.ftruncate(fd, end)
-            raise
-    finally:
-        os.close(fd)
-
-
-def read(state: StateFolder, job: Optional[str] = None) -> List[LedgerEntry]:
-    """All entries in their order, or one job's. Of an attempt that was entered twice, the later."""
-    try:
-        with open(state.ledger, "rb") as file:
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return []
-    found: Dict[Tuple[str, int], LedgerEntry] = {}
-    for line in lines:
-        entry = _parse(line)
-        if entry is not None and (job is None or entry.job == job):
-            found[(entry.run, entry.attempt)] = entry
-    return list(found.values())
 
 
 def experience(state: StateFolder, spec: RunSpec, devices: Sequence[DeviceSample]) -> List[LedgerEntry]:
@@ -85,11 +46,12 @@ def known_to(entries: Iterable[LedgerEntry], spec: RunSpec, started: Optional[Ma
     return with_code(mine, started.get("code"))
 
 
-def answer(node: NodeSpec, job: Optional[str] = None) -> Dict[str, Any]:
-    """The verb `ledger`: its entries, and the rows of runs whose folders were removed."""
+def answer(node: NodeSpec, job: Optional[str] = None, spec: Optional[RunSpec] = None) -> Dict[str, Any]:
+    """The verb `ledger`: its entries, the rows of runs whose folders were removed, and what code the spec would run."""
     state = StateFolder(node)
     removed = [row for row in _json_lines(state.history) if job is None or row.get("job") == job]
-    return {"entries": [entry.to_json() for entry in read(state, job)], "removed": removed}
+    code = shell.code_of(shell.workdir(spec, shell.values(spec, spec.params, 1, 0, 0))) if spec is not None else None
+    return {"entries": [entry.to_json() for entry in read(state, job)], "removed": removed, "code": code}
 
 
 def model_of(devices: Sequence[DeviceSample]) -> Tuple[str, int, Optional[int]]:
@@ -129,7 +91,7 @@ def _entry(supervisor: Supervisor, started: Any, exit: Exit) -> LedgerEntry:
         run=spec.run, attempt=attempt.attempt, job=spec.job, template=template_of(spec),
         model=started["model"], count=len(started.get("gpus", [])), params=attempt.params,
         fitted=worked and cls not in OUT_OF_MEMORY, cls=cls, exit_code=exit.exit_code, code=started.get("code"),
-        total_mib=started.get("total_mib"), loaded_mib=eyes.loaded_mib,
+        env=env_of(spec, attempt.params), total_mib=started.get("total_mib"), loaded_mib=eyes.loaded_mib,
         peak_mib=max(eyes.peak_mib.values(), default=None), loading_s=attempt.loading_s,
         duration_s=exit.duration_s, node=spec.node, time=now(),
     )  # fmt: skip
@@ -149,14 +111,6 @@ def _worked(supervisor: Supervisor, attempt: AttemptRecord, started: Mapping[str
         return True
     moments = read_moments(os.path.join(supervisor.run.attempt(attempt.attempt).path, NAME))
     return worked_s(moments, started["mono_s"] + (attempt.loading_s or 0.0)) >= WORKED_S
-
-
-def _parse(line: bytes) -> Optional[LedgerEntry]:
-    """None for what no supervisor wrote."""
-    try:
-        return LedgerEntry.from_json(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
 
 
 def _json_lines(path: str) -> List[Dict[str, Any]]:

@@ -192,8 +192,10 @@ def _remove(node: NodeSpec, request: Request, link: Link) -> None:
 
 def _ledger(node: NodeSpec, request: Request, link: Link) -> None:
     from gpuctl.node.ledger import answer
+    from gpuctl.wire.runspec import RunSpec
 
-    link.send(answer(node, request.get("job")))
+    spec = request.get("spec")
+    link.send(answer(node, request.get("job"), RunSpec.from_json(spec) if spec else None))
 
 
 def _pack(node: NodeSpec, request: Request, link: Link) -> None:

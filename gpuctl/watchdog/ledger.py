@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
+from gpuctl.wire import braces
 from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.runspec import OnOom, RunSpec, Scalar
 
@@ -32,6 +33,14 @@ def template_of(spec: RunSpec) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def env_of(spec: RunSpec, params: Params) -> str:
+    """The fingerprint of the job's environment with these values, but for what is another one for each attempt."""
+    known = {**dict.fromkeys(braces.BUILT_IN, ""), **spec.params, **params}
+    env = {name: braces.render(value, known, quote=False) for name, value in spec.env.items()}
+    text = json.dumps(env, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def same(entries: Iterable[LedgerEntry], template: str, model: str, count: int) -> List[LedgerEntry]:
     """The entries that count for this template on so many GPUs of this model, in the order given."""
     return [
@@ -42,13 +51,13 @@ def same(entries: Iterable[LedgerEntry], template: str, model: str, count: int) 
 def outlook(spec: RunSpec, entries: Sequence[LedgerEntry], code: Optional[Mapping[str, Any]]) -> Outlook:
     """What `entries` (of the same template, model and count, oldest first) say of a launch with the spec's values.
 
-    It is refused where the very same command, but for sizes that were no larger, has failed with the very same code; it
-    is warned of where only the template is the same.
+    It is refused where the very same command, but for sizes that were no larger, has failed with the very same code in
+    the same environment; it is warned of where only the template is the same.
     """
     failed = [entry for entry in standing(entries, spec.on_oom) if at_or_beyond(spec.params, entry.params, spec.on_oom)]
     if not failed:
         return Outlook()
-    surely = [entry for entry in failed if _same_code(entry.code, code) and _same_command(spec, entry.params)]
+    surely = [entry for entry in failed if _same_code(entry.code, code) and _same_command(spec, entry)]
     told = surely[-1] if surely else failed[-1]
     good = best_fitted(spec, entries)
     names = [name for name in _sizes(spec) if name in told.params] or list(told.params)
@@ -102,10 +111,18 @@ def _other_commit(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str,
     return None not in commits and commits[0] != commits[1]
 
 
-def _same_command(spec: RunSpec, params: Params) -> bool:
-    """Is the rendered command the same, but for the sizes that give way?"""
+def _same_command(spec: RunSpec, entry: LedgerEntry) -> bool:
+    """Are the rendered command and its environment the same, but for the sizes that give way?"""
     sizes = _sizes(spec)
-    return all(value == params.get(name) for name, value in spec.params.items() if name not in sizes)
+    rest = [name for name in spec.params if name not in sizes]
+    return all(spec.params[name] == entry.params.get(name) for name in rest) and entry.env == env_of(spec, entry.params)
+
+
+def with_env(entries: Iterable[LedgerEntry], spec: RunSpec) -> List[LedgerEntry]:
+    """Without failures in what is known to be another environment than the spec gives these values."""
+    return [
+        entry for entry in entries if not entry.too_big or entry.env is None or entry.env == env_of(spec, entry.params)
+    ]
 
 
 def _same_code(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str, Any]]) -> bool:

@@ -27,6 +27,7 @@ class LedgerEntry(Word):
     cls: Optional[str] = None  # the failure class that ended it
     exit_code: Optional[int] = None
     code: Optional[Dict[str, Any]] = None  # {"commit", "dirty"} of its workdir, None where that is no checkout
+    env: Optional[str] = None  # a fingerprint of the job file's environment with these values; None: nobody knows
     total_mib: Optional[int] = None
     loaded_mib: Optional[int] = None  # in use once it was ready: what the model alone takes
     peak_mib: Optional[int] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,26 @@ def test_the_largest_that_fits(site: Site) -> None:
     near = site("launch", "job.yaml", "--set", f"size={LARGEST + 5}")
     assert f"size={LARGEST + 1} ran out of GPU memory" in near.err, "launch learns from it"
     site("kill", near.out.strip(), code=None)
+
+
+def test_failures_of_other_code_are_tried_anew(site: Site) -> None:
+    """The program needed more memory for each unit in its last commit, or in another environment."""
+
+    def commit() -> None:
+        for words in (("init", "-q"), ("add", "train.py"), ("commit", "-qm", "x")):
+            subprocess.run(("git", "-c", "user.name=x", "-c", "user.email=x", *words), cwd=site.work, check=True)
+
+    heavy = PROGRAM.replace("size * 500", "size * int(os.environ.get('EACH', '5000'))")
+    heavy = heavy.replace("import sys", "import os, sys")
+    (site.work / "train.py").write_text(heavy)
+    commit()
+    assert site(*FIT, "--json").json()["value"] == LARGEST // 10
+    site.job(JOB.format(work=site.work) + "env: {EACH: '1000'}\n")
+    answer = site(*FIT, "--json").json()
+    assert answer["value"] == LARGEST // 2
+    (site.work / "train.py").write_text(heavy.replace("get('EACH', '5000')", "get('NONE', '500')"))
+    commit()
+    assert site(*FIT, "--json").json()["value"] == LARGEST
 
 
 def test_what_the_bounds_hold(site: Site) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpuctl.watchdog.ledger import at_or_beyond, best_fitted, outlook, same, template_of
+from gpuctl.watchdog.ledger import at_or_beyond, best_fitted, env_of, outlook, same, template_of, with_env
 from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.runspec import OnOom, RunSpec
 
@@ -19,7 +19,7 @@ SPEC = RunSpec(
 def entry(bs: int, *, seq: int = 2048, opt: str = "adam", cls: str | None = "gpu_oom", **some: Any) -> LedgerEntry:
     base = LedgerEntry(
         f"train-{bs}", 1, "train", template_of(SPEC), "H200", 8, {"bs": bs, "seq": seq, "opt": opt},
-        fitted=cls is None, cls=cls, code=CLEAN,
+        fitted=cls is None, cls=cls, code=CLEAN, env=env_of(SPEC, {}),
     )  # fmt: skip
     return replace(base, **some)
 
@@ -43,6 +43,28 @@ def test_where_the_code_may_have_changed_it_only_warns() -> None:
         assert found.refusal is None
         assert len(found.warnings) == 1 and "bs=64 ran out of GPU memory" in found.warnings[0]
     assert outlook(SPEC, [entry(64, code={"commit": "abc", "dirty": None})], CLEAN).refusal is None
+
+
+def test_in_another_environment_it_only_warns() -> None:
+    """An allocator's setting, an attention's implementation: what env says can be why it fits now."""
+    spec = replace(SPEC, env={"SEED": "{run}", "BATCH": "{bs}", "ATTENTION": "flash"})
+    for env, refused in (
+        (spec.env, True),
+        ({"ATTENTION": "flash", "SEED": "{run}", "BATCH": "{bs}"}, True),
+        ({**spec.env, "ATTENTION": "eager"}, False),
+        ({**spec.env, "MORE": "1"}, False),
+        ({}, False),
+    ):
+        before = replace(spec, env=env, run="train-bbbbbb")
+        failed = entry(32, env=env_of(before, {"bs": 32}))
+        found = outlook(spec, [failed], CLEAN)
+        assert (found.refusal is not None) is refused, env
+        assert refused or "bs=32 ran out" in found.warnings[0]
+        assert (with_env([failed], spec) == [failed]) is refused
+        assert with_env([replace(failed, cls=None, fitted=True)], spec), "what fitted stays worth a try"
+    unknown = entry(32, env=None)
+    assert outlook(spec, [unknown], CLEAN).refusal is None, "an entry of old"
+    assert with_env([unknown], spec) == [unknown]
 
 
 def test_other_values_count_only_where_they_need_no_less() -> None:
