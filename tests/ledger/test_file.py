@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gpuctl.node import ledger_file
 from gpuctl.node.folders import StateFolder
-from gpuctl.node.ledger import append, read
+from gpuctl.node.ledger_file import append, read
 from gpuctl.node.recording import peaks
 from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.nodespec import NodeSpec
@@ -106,13 +109,57 @@ def test_a_full_disk_leaves_it_as_it_was(tmp_path: Path) -> None:
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 20},) * 2);"
-        "from gpuctl.node.ledger import append; from gpuctl.node.folders import StateFolder;"
+        "from gpuctl.node.ledger_file import append; from gpuctl.node.folders import StateFolder;"
         "from gpuctl.wire.nodespec import NodeSpec; from gpuctl.wire.ledger import LedgerEntry;"
         "append(StateFolder(NodeSpec('sim', state_dir=sys.argv[1])), LedgerEntry('a-1', 1, 'a', 't', 'm', 1))"
     )
     done = subprocess.run([sys.executable, "-c", limited, str(tmp_path)], capture_output=True, check=False)
     assert done.returncode != 0 and b"bytes were written" in done.stderr
     assert Path(node.ledger).read_bytes() == before
+
+
+def test_it_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_file, "MOST_BYTES", 40_000)
+    node = state(tmp_path)
+    append(node, entry("old-1", params={"bs": 7}, fitted=True, peak_mib=5))
+    for number in range(1000):
+        append(node, entry(f"job-{number}", params={"bs": number % 3}, fitted=True))
+        assert os.path.getsize(node.ledger) <= 40_000
+    found = read(node)
+    assert len(found) > 30
+    assert [each.run for each in found[-30:]] == [f"job-{number}" for number in range(970, 1000)], (
+        "the newest are whole"
+    )
+    assert found[0] == entry("old-1", params={"bs": 7}, fitted=True, peak_mib=5), "the last word on its values"
+    assert os.listdir(tmp_path) == ["ledger.jsonl"]
+    assert os.stat(node.ledger).st_mode & 0o777 == 0o600
+
+
+def test_ever_other_values_do_not_make_it_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_file, "MOST_BYTES", 40_000)
+    node = state(tmp_path)
+    for number in range(500):
+        append(node, entry(f"job-{number}", params={"bs": number}))
+        assert os.path.getsize(node.ledger) <= 40_000
+    assert read(node)[-1].run == "job-499"
+
+
+def test_writers_lose_nothing_while_it_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_file, "MOST_BYTES", 20_000)
+    node = state(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: append(node, entry(f"job-{number}", params={"bs": number % 5})), range(400)))
+    assert len(read(node)) >= 20
+    assert {found.params["bs"] for found in read(node)} == set(range(5))
+
+
+def test_no_room_to_shorten_it_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_file, "MOST_BYTES", 1000)
+    node = state(tmp_path)
+    os.mkdir(node.ledger + ledger_file.ASIDE)
+    for number in range(9):
+        append(node, entry(f"job-{number}"))
+    assert len(read(node)) == 9
 
 
 def test_attempts_are_entered_with_what_they_showed(sim: TestNode) -> None:

@@ -17,11 +17,12 @@ import pytest
 from gpuctl.node import callback, deadline, holders, shell, stacks
 from gpuctl.node.folders import StateFolder
 from gpuctl.node.history import Record
-from gpuctl.node.ledger import append
-from gpuctl.node.processes import find
+from gpuctl.node.ledger_file import append
+from gpuctl.node.processes import environ, find
 from gpuctl.wire.ledger import LedgerEntry
 from gpuctl.wire.nodespec import NodeSpec
 from gpuctl.wire.runspec import Callback, RunSpec
+from tests.waiting import wait_until
 
 SOURCE = Path(deadline.__file__).parent
 
@@ -92,6 +93,7 @@ def test_py_spy(undying: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program(tmp_path, "py-spy", monkeypatch)
     monkeypatch.setattr(stacks, "SPY_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as child:
+        wait_until(lambda: environ(child.pid))  # it is there a moment after the process
         process = find(child.pid)
         assert process is not None
         kept = stacks.keep(str(tmp_path), [process], abort=False, pause=time.sleep, on_kill=lambda *_: None)
@@ -100,7 +102,7 @@ def test_py_spy(undying: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_ledgers_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuctl.node.ledger.LOCKED_S", 0.1)
+    monkeypatch.setattr("gpuctl.node.ledger_file.LOCKED_S", 0.1)
     state = StateFolder(NodeSpec("n", state_dir=str(tmp_path)))
     entry = LedgerEntry("job-1", 1, "job", "t", "H200", 1)
     append(state, entry)
