@@ -208,7 +208,9 @@ class Context:
 
     def load(self, power: float, utilisation: int) -> None:
         """Declares how the work loads the GPU: a share of the power limit, and percent."""
-        self._write(replace(self.holding, power=power, utilisation=utilisation))
+        loaded = replace(self.holding, power=power, utilisation=utilisation)
+        if loaded != self.holding:  # a real GPU's load costs its process no I/O
+            self._write(loaded)
 
     def close(self) -> None:
         """Closes this process's descriptors; a forked child may still hold the context open."""

@@ -124,7 +124,7 @@ class Judge:
         reader.whole = bool(self._waited_for())
         self._heard = at
         lines = reader.feed(data)
-        self._vitals.heard(lines, source, at)
+        self._vitals.heard(lines, source, at, 0 if self.again else len(data))
         return self._read(lines, source, at)
 
     def truncated(self, source: str) -> None:

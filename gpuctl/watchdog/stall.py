@@ -8,8 +8,9 @@ read (no power reading, a closed /proc) leaves the finding, but then nothing may
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import replace
-from typing import Dict, List, Optional
+from typing import Deque, Dict, List, Optional, Tuple
 
 from gpuctl.watchdog.power import Draw, Power
 from gpuctl.wire.incidents import Evidence, Incident
@@ -26,6 +27,7 @@ BUSY_CORES = 0.1  # of a run without GPUs: who computes does not stall. With GPU
 GAP_S = 60.0  # nobody looked for so long (the machine slept, we were stopped): that time proves nothing
 INTERVALS = 3  # of the usual time between two moves
 SAVING = 3  # times as long: a checkpoint may be written where no counter sees it
+_PIECES = 256  # of output, whose sizes are kept: more than come between two looks at the processes' I/O
 MEAN_S = 30.0  # power is averaged over this, or a third of `for`
 
 _SAVING = re.compile(
@@ -49,11 +51,17 @@ class Stall:
         self._computed = 0.0  # when its processes last did, of whatever use that was
         self._looked: Optional[float] = None
         self._told: Optional[float] = None  # since when it had been quiet
+        self._printed: Deque[Tuple[float, int]] = deque(maxlen=_PIECES)
         self._is_known = False
         self._over: Optional[str] = None
 
     def alive(self, sign: str, at: float) -> None:
         self._last[sign] = at
+
+    def printed(self, size: int, at: float) -> None:
+        """So many bytes of output: a sign of their own, and not of I/O beside it."""
+        self._printed.append((at, size))
+        self.alive("output", at)
 
     def said(self, text: str, number: int, source: str) -> None:
         """The last line that was read."""
@@ -63,7 +71,8 @@ class Stall:
         """What its processes have read, written and computed since the last look."""
         self._io = io
         over = max(io.over_s, LEAST_IO_S)
-        if io.read_bytes > READ_BYTES_S * over or io.written_bytes > WRITTEN_BYTES_S * over:
+        printed = sum(size for at, size in self._printed if at > io.mono_s - io.over_s)
+        if io.read_bytes > READ_BYTES_S * over or io.written_bytes - printed > WRITTEN_BYTES_S * over:
             self.alive("I/O", io.mono_s)
         if io.cpu_s is not None and io.cpu_s > BUSY_CORES * io.over_s:
             self._computed = io.mono_s

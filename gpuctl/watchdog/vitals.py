@@ -42,9 +42,9 @@ class Vitals:
         self.low_power = LowPower(watch.low_power or (NEVER if self._serves else LOW_POWER))
         self._progressed = False
 
-    def heard(self, lines: List[Line], source: str, at: float) -> None:
-        """Bytes have come, with these lines among them."""
-        self.stall.alive("output", at)
+    def heard(self, lines: List[Line], source: str, at: float, size: int) -> None:
+        """So many bytes have come, with these lines among them."""
+        self.stall.printed(size, at)
         if lines:
             self.stall.said(lines[-1].text, lines[-1].number, source)
 

@@ -87,6 +87,15 @@ def test_a_gpus_failure_is_seen_through_what_the_others_print(death: str, watch:
     assert _fatal(life) == ["gpu_oom"]
 
 
+@pytest.mark.parametrize("death", [DEATHS["thread-oom"], DEATHS["rank-oom"]], ids=["thread", "rank"])
+@pytest.mark.parametrize("watch", [STATED, Watch(stall=NO_STALL)], ids=["stated", "seen"])
+def test_what_is_printed_is_written_and_is_no_other_io(death: str, watch: Watch) -> None:
+    chatter = "target: queue full, waiting for drafter, " * 500
+    life = Life(watch).go(120, MATMUL, step_s=2).say(death.rstrip())
+    life.go(75, CONTEXT, line=lambda _: chatter, written_bytes=5 * len(chatter))
+    assert _fatal(life) == ["gpu_oom"]
+
+
 def test_a_first_step_that_runs_out_of_memory_is_seen_where_the_job_file_names_its_progress() -> None:
     waiting = "target: queue full, waiting for drafter"
     life = Life(STATED).say("up").say((THREAD + OOM).rstrip()).go(20, MATMUL).go(60, CONTEXT, line=lambda _: waiting)

@@ -130,6 +130,11 @@ def test_one_sign_of_life_is_enough(sign: dict[str, object]) -> None:
     assert at_work().go(600, CONTEXT, **sign).classes == []  # type: ignore[arg-type]
 
 
+def test_what_was_printed_before_hides_no_io() -> None:
+    life = at_work().say("x" * 10_000_000)
+    assert life.go(600, CONTEXT, written_bytes=500_000).classes == []
+
+
 def test_power_vetoes() -> None:
     assert at_work().go(600, TINY + 20).classes == []
     assert at_work().go(600, CONTEXT, WORK).classes == [], "one GPU at work is a sign, whatever the others do"
