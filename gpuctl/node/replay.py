@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from gpuctl.node import ledger, shell
+from gpuctl.node import ledger, ledger_file, shell
 from gpuctl.node.attempt import Attempt
 from gpuctl.node.folders import RunFolder, StateFolder, expand
 from gpuctl.node.history import History, exit_of
@@ -33,7 +33,7 @@ def answer(node: NodeSpec, request: Mapping[str, Any]) -> Dict[str, Any]:
     else:
         state = StateFolder(node)
         folder = state.existing(str(request["run"]))
-        entries = ledger.read(state, folder.spec().job)
+        entries = ledger_file.read(state, folder.spec().job)
     try:
         before = folder.spec()
         spec = RunSpec.from_json({**before.to_json(), **(request.get("changes") or {})})
