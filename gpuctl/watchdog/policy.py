@@ -170,18 +170,9 @@ def _give_way(
             incident,
             f"it ran out of memory {_times(relaunched)} (`max_relaunches: {on_oom.max_relaunches}`)",
         )
-    foreign = held_otherwise(incident, since)
-    if foreign:
-        # GPUs that are shared need not become empty: who shares them must be given time to make room.
-        pause_s = budgets.pause_s(spec, spec.on_failure, incident.cls, since) if spec.share else 0.0
-        when = "there is room beside them" if spec.share else "the GPUs are empty"
-        why = f"{foreign}: relaunched unchanged once {when}"
-        return Action("relaunch", why, params=dict(params), env=env, delay_s=pause_s)
-    if _new_setting(incident, spec, since):
-        names = ", ".join(f"{name}={value}" for name, value in env.items())
-        return Action(
-            "relaunch", f"much was reserved but unused: unchanged, with {names}", params=dict(params), env=env
-        )
+    unchanged = _unchanged(incident, spec, params, since, env)
+    if unchanged is not None:
+        return unchanged
     lost = _too_much_lost(on_oom, since, resumes=resumes)
     if lost:
         return _stop("blocked", incident, lost)
@@ -209,6 +200,25 @@ def _give_way(
             f"{spec.run} --set …` does so this once)",
         )  # fmt: skip
     return Action("relaunch", f"{_what(incident)}: {step.why}", params=step.params, env=env)
+
+
+def _unchanged(
+    incident: Incident, spec: RunSpec, params: Mapping[str, Scalar], since: Sequence[AttemptRecord], env: Dict[str, str]
+) -> Optional[Action]:
+    """A relaunch with the same values, where they are not to blame: others held the memory, or fragments did."""
+    foreign = held_otherwise(incident, since)
+    if foreign:
+        # GPUs that are shared need not become empty: who shares them must be given time to make room.
+        pause_s = budgets.pause_s(spec, spec.on_failure, incident.cls, since) if spec.share else 0.0
+        when = "there is room beside them" if spec.share else "the GPUs are empty"
+        why = f"{foreign}: relaunched unchanged once {when}"
+        return Action("relaunch", why, params=dict(params), env=env, delay_s=pause_s)
+    if _new_setting(incident, spec, since):
+        names = ", ".join(f"{name}={value}" for name, value in env.items())
+        return Action(
+            "relaunch", f"much was reserved but unused: unchanged, with {names}", params=dict(params), env=env
+        )
+    return None
 
 
 def _next_step(

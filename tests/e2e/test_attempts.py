@@ -63,7 +63,7 @@ def test_braces_and_env(site: Site) -> None:
     assert finished["state"] == "succeeded", (finished, site.log(run))
     home = os.path.expanduser("~")
     expected = [
-        "it's $HOME {run}", "3", "3e-05", "true", "{n}", home, '{"a": 1}', "a", "b", f"x-{run}-3", "it's $HOME {run}",
+        "it's $HOME {run}", "3", "3e-5", "true", "{n}", home, '{"a": 1}', "a", "b", f"x-{run}-3", "it's $HOME {run}",
         '{"a": {"b": 1}}', "0", run, "job", "1", "2", "${HOME}",
     ]  # fmt: skip
     *found, folder = site.log(run).decode().split("|")
