@@ -121,6 +121,11 @@ class Proof:
         self._journaled.add(process)
         self._proven.add(process)
 
+    def leaves(self, zombie: ProcessId) -> bool:
+        """Whether nobody waits for the status of this dead process: it is neither a root, nor what is never ours, nor
+        an attempt's first process."""
+        return zombie not in {*self.roots, *self.never, *self._journaled}
+
     def ours(self, processes: Iterable[Process]) -> List[Process]:
         return self.read(processes).ours
 

@@ -7,6 +7,8 @@ loaders first. Before the kill all are stopped, since who sees a child die may s
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal as signals
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Set
@@ -136,6 +138,8 @@ def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> bool:
                 child = processes.find(pid)
                 if child is None:
                     moved = True
+                elif not child.alive and proof.leaves(child.id):
+                    _reap(child)
                 elif child.alive and child.ppid == root.pid and child.id not in frozen and proof.judge(child):
                     frozen[child.id] = child
                     processes.signal(child.id, signals.SIGSTOP)
@@ -144,6 +148,14 @@ def _chase(proof: Proof, frozen: Dict[ProcessId, Process]) -> bool:
         if not moved:
             break
     return active
+
+
+def _reap(child: Process) -> None:
+    """Where the keeper is dead, its orphans are this process's own: uncollected, they would pile up by the thousand,
+    and the one that forks on be found too late among them."""
+    if child.ppid == os.getpid():
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child.id.pid, os.WNOHANG)
 
 
 def _children(root: ProcessId) -> List[int]:

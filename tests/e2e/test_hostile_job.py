@@ -85,8 +85,8 @@ def test_after_kill_none_of_it_lives(far: Site, hostile: Path, devices: Path, re
     assert reader in {event["pid"] for event in far.journal(run, "spared")} <= before
     killed = {event["pid"] for event in far.journal(run, "killed")}
     assert not killed & before
-    left = [process for process in scan() if str(hostile) in process.argv and process.alive]
-    assert left == []
+    left = [process for process in scan() if str(devices) in " ".join(process.argv) and process.alive]
+    assert [process for process in left if process.id.pid not in before] == []
 
 
 @pytest.mark.parametrize("verb", ["supervise", "keep"])
@@ -96,6 +96,7 @@ def test_nor_where_what_watched_it_was_killed(verb: str, far: Site, hostile: Pat
     assert far("kill", run, "--grace", "0.2s", "--json").json()[0]["gpus_empty"] is True
     assert holders(devices) == set()
     assert far.used_mib("gpu1") == 0
+    assert [process for process in scan() if str(devices) in " ".join(process.argv) and process.alive] == []
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")

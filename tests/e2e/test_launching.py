@@ -125,7 +125,7 @@ def test_sets_are_scalars_of_yaml_1_2(site: Site) -> None:
     answer = site("launch", "job.yaml", "--json", *(word for value in words for word in ("--set", value))).json()
     assert answer["params"] == {"lr": 3e-5, "flag": "no", "start": "1:30:00", "n": 16, "ok": True}
     site.await_end(answer["run"])
-    assert site.log(answer["run"]) == b"3e-05|no|1:30:00|16|true|"
+    assert site.log(answer["run"]) == b"3e-5|no|1:30:00|16|true|"
     assert "flag" in site("launch", "job.yaml", "--set", "flga=1", code=2).err
     site("launch", "job.yaml", "--set", "n", code=2)
 

@@ -133,6 +133,7 @@ def test_it_runs_on_every_python(python: str) -> None:
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
         me = processes.find(os.getpid())
         claim = proof.Proof("r", "/nowhere", [me.id])
+        claim.remember(processes.find(child.pid).id)  # its status is asked for below
         assert [one.id.pid for one in claim.ours(processes.scan())] == [child.pid]
         reaped = reaper.end(None, claim, Stop("TERM", 5), pause=lambda s: None, on_kill=lambda *told: None)
         assert not reaped.left and child.wait() == -signal.SIGTERM

@@ -147,7 +147,6 @@ def test_what_was_known_then_is_what_the_replay_knows(sim: TestNode) -> None:
     [
         ({"timeout_s": 2.0}, "timeout"),
         ({"watch": Watch(ready="never", ready_within_s=2.0)}, "timeout"),
-        ({"watch": Watch(progress="step (?P<done>[0-9]+)", stall=Finding(2.0, "kill"))}, "stalled"),
     ],
 )
 def test_what_ended_a_silent_run_without_gpus_is_found_again(sim: TestNode, keys: dict[str, Any], found: str) -> None:
