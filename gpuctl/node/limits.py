@@ -6,7 +6,7 @@ from gpuctl.wire.incidents import Incident
 
 
 def timed_out(limit_s: float) -> Incident:
-    return Incident("timeout", True, advice=f"The attempt ran into its timeout of {limit_s:.0f} s and was ended.")
+    return Incident("timeout", True, advice=f"The attempt ran into its timeout of {limit_s:.0f} s.")
 
 
 def disk_full(path: str) -> Incident:

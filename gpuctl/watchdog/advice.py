@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from gpuctl.watchdog.gpu_memory import held_by_others
+from gpuctl.watchdog.gpu_memory import held_by_others, wants_a_share
 from gpuctl.watchdog.sizes import show_size
 from gpuctl.wire.incidents import Evidence, Incident
 
@@ -79,6 +79,11 @@ _ADVICE: Dict[str, str] = {
 def advise(incident: Incident) -> str:
     """Full sentences for this incident."""
     parts = []
+    if any(wants_a_share(evidence.text) for evidence in incident.evidence):
+        return (
+            "The engine was told to take a larger share of the GPU than is free: lower gpu_memory_utilization, or free "
+            "the GPU of who else holds memory there. Neither a batch nor a length plays a part in that."
+        )
     if incident.evidence and incident.cls.startswith("gpu_oom"):
         parts.append(_numbers(incident.evidence[0]))
         if held_by_others(incident.evidence[0]):

@@ -127,3 +127,9 @@ def _first(patterns: Tuple["re.Pattern[str]", ...], text: str) -> Optional[int]:
 
 
 __all__: List[str] = ["allowed_bytes", "gpu_index", "held_by_others", "is_fragmented", "with_numbers"]
+
+
+def wants_a_share(text: str) -> bool:
+    """Whether an engine refuses to start because the share of the GPU that it was told to take is not free: neither a
+    batch nor a length plays a part in that."""
+    return "less than desired gpu memory utilization" in text.lower()

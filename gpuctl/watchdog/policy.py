@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from gpuctl.watchdog import budgets
 from gpuctl.watchdog.experience import counts, seen_by
-from gpuctl.watchdog.gpu_memory import held_by_others
+from gpuctl.watchdog.gpu_memory import held_by_others, wants_a_share
 from gpuctl.watchdog.ladder import Exhausted, Step, next_step
 from gpuctl.watchdog.stated import as_stated
 from gpuctl.watchdog.vitals import LOW_POWER, STALL
@@ -183,12 +183,9 @@ def _give_way(
             "two sizes failed with the same request at the same place: the parameter is not the cause",
         )
     reduce = on_oom.at_load if incident.cls in AT_LOAD else on_oom.reduce
-    if incident.cls in AT_LOAD and not reduce:
-        return _stop(
-            "blocked",
-            incident,
-            "it ran out while loading, which no smaller batch changes (`on_oom.at_load` names what would)",
-        )
+    incurable = _incurable(incident, reduce)
+    if incurable:
+        return _stop("blocked", incident, incurable)
     step = _next_step(incident, on_oom, params, since, ledger=ledger, reduce=reduce)
     if isinstance(step, Exhausted):
         return _stop("blocked", incident, step.why)
@@ -200,6 +197,18 @@ def _give_way(
             f"{spec.run} --set …` does so this once)",
         )  # fmt: skip
     return Action("relaunch", f"{_what(incident)}: {step.why}", params=step.params, env=env)
+
+
+def _incurable(incident: Incident, reduce: Sequence[str]) -> Optional[str]:
+    """Why no value that may be reduced plays a part in it; None where one may."""
+    if any(wants_a_share(evidence.text) for evidence in incident.evidence):
+        return (
+            "the engine asks for a share of the GPU that is not free, whatever is loaded: a lower "
+            "gpu_memory_utilization, or a GPU that nobody else uses, would lift it"
+        )
+    if incident.cls in AT_LOAD and not reduce:
+        return "it ran out while loading, which no smaller batch changes (`on_oom.at_load` names what would)"
+    return None
 
 
 def _unchanged(

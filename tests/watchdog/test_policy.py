@@ -118,6 +118,14 @@ def test_while_loading_only_what_loading_needs_gives_way() -> None:
     assert _decided(at_load, spec).params == {"bs": 32}
 
 
+def test_a_share_that_is_not_free_is_no_question_of_length() -> None:
+    text = "ValueError: Free memory on device (60.1/95.6 GiB) on startup is less than desired GPU memory utilization"
+    refused = _incident("gpu_oom_at_load", text=text)
+    action = _decided(refused, _spec(on_oom=OnOom(reduce=["bs"], at_load=["bs"])))
+    assert action.state == "blocked"
+    assert "gpu_memory_utilization" in action.why
+
+
 def test_two_sizes_with_the_same_request_at_the_same_place() -> None:
     same = _incident(requested_bytes=3 * GIB, frame="x.py:3")
     action = _decided(same, GIVING, _attempt(1, same, 64), _attempt(2, same, 32), bs=32)
